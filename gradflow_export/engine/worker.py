@@ -39,7 +39,7 @@ IDLE_SECONDS = 5.0
 CHILD_SECONDS = 10.0
 """How long the end of a forked child may wait for its last steps to be written."""
 
-KEEP_SECONDS = 0.4
+KEEP_SECONDS = 0.6
 """Between two times that writers are asked to see to it that what they hold outlives the process."""
 
 ENDED = "the worker had ended"
@@ -307,8 +307,7 @@ class Worker:
 
     def _record(self, bundle: Bundle) -> StepRecord:
         readings, histograms, evidence = self._assembler.assemble(bundle)
-        readings.extend(Reading.run(metric, value) for metric, value in self._device().items())
-        readings.extend(Reading.run(metric, value) for metric, value in self._own().items())
+        readings.extend(Reading.run(metric, value) for metric, value in {**self._device(), **self._own()}.items())
         rank = 0 if self.summary.info is None else self.summary.info.rank
         record = StepRecord(
             bundle.step, bundle.wall_time, tuple(readings), tuple(histograms), rank=rank, evidence=evidence
@@ -318,7 +317,8 @@ class Worker:
 
     def _own(self) -> dict[str, float]:
         """Return what the worker knows of itself, where there is something to tell."""
-        told = {DROPPED: sum(self.lost_steps.dropped.values()), "runtime.waited": self.backlog.waited}
+        dropped = sum(self.lost_steps.dropped.values()) if self._lost or self._gave_up else 0
+        told = {DROPPED: dropped, "runtime.waited": self.backlog.waited}
         return {metric: float(value) for metric, value in told.items() if value}
 
     def _keep(self) -> None:

@@ -171,7 +171,7 @@ class Paths:
             out = {} if self._joined else self._join()
             self._round, self._joined = set(), False
         known = self._latest.get(site)
-        finite = bool(np.isfinite(values).all())
+        finite = bool(np.logical_and.reduce(np.isfinite(values)))
         if known is None or known.shape != values.shape or not finite:
             self._windows = [_Window(stride) for stride in STRIDES]
         if not finite:
@@ -215,7 +215,7 @@ class _Window:
         if points < LEAST or points % (FIRST if points <= POINTS else LATER):
             return False
         players = [sketch.size // 2 for sketch in point]
-        both = [np.stack(sketches) for sketches in zip(*self._points, strict=True)]
+        both = [np.concatenate(sketches).reshape(len(sketches), -1) for sketches in zip(*self._points, strict=True)]
         positions, pulls = (
             np.concatenate([array[:, i * size : (i + 1) * size] for array, size in zip(both, players, strict=True)], 1)
             for i in (0, 1)

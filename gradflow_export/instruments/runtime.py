@@ -81,7 +81,7 @@ class RuntimeInstrument(Instrument):
 
 def device_memory() -> dict[str, float]:
     """Return the memory of the current CUDA device in MB, empty without one; for another thread than training's."""
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+    if not (torch.cuda.is_initialized() and torch.cuda.is_available()):  # type: ignore[no-untyped-call]
         return {}
     whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return {

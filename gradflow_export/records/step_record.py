@@ -5,10 +5,11 @@ Four states of a value are kept apart everywhere: *missing* (nothing arrived), `
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,7 @@ RUN_SITES = (RUN_SITE,)
 
 _HERE = np.frombuffer(b"\1", dtype=np.bool_)
 _name_of = attrgetter("metric")
+_pack, _unpack = struct.Struct("=f").pack, struct.Struct("=f").unpack
 
 _LARGEST = float(np.finfo(np.float32).max)
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
@@ -76,6 +78,9 @@ def to_float32(values: npt.ArrayLike) -> FloatArray:
         narrow = np.array(wide)
     else:
         wide = np.asarray(wide, dtype=np.float64)
+        sizes = np.abs(wide)
+        if wide.size and np.minimum.reduce(sizes, None) >= _SMALLEST and np.maximum.reduce(sizes, None) <= _LARGEST:
+            return wide.astype(np.float32)
         with np.errstate(over="ignore", under="ignore"):
             narrow = np.array(wide, dtype=np.float32)
         lost = None if narrow.all() else (narrow == 0) & (wide != 0)
@@ -97,12 +102,15 @@ class Reading:
         sites: Names of the layers or parameters, ``("",)`` for a run-level metric.
         values: float32. Shape: ``[len(sites)]``. What stands where ``present`` is False has no meaning and is 0.
         present: False where nothing arrived (*missing*). Shape: ``[len(sites)]``.
+        number: The value of a run-level metric, ``None`` where it is missing and of any other metric.
     """
 
     metric: str
     sites: tuple[str, ...]
     values: FloatArray
     present: BoolArray
+    number: float | None = field(init=False, repr=False)
+    _stored: ClassVar[bytes] = b""
 
     def __post_init__(self) -> None:
         self._hold(to_float32(self.values), np.array(self.present, dtype=np.bool_))
@@ -118,8 +126,16 @@ class Reading:
             values[~present] = 0.0
         values.setflags(write=False)
         present.setflags(write=False)
-        object.__setattr__(self, "values", values)
-        object.__setattr__(self, "present", present)
+        number = float(values[0]) if self.sites == RUN_SITES and present[0] else None
+        self.__dict__.update(values=values, present=present, number=number)
+
+    if not TYPE_CHECKING:  # for type checkers the field above says it all
+
+        def __getattr__(self, name: str) -> Any:
+            """Return the values of a run-level reading: most are never asked for as an array."""
+            if name == "values" and self._stored:
+                return np.frombuffer(self._stored, dtype=np.float32)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @classmethod
     def owned(cls, metric: str, sites: tuple[str, ...], values: FloatArray, present: BoolArray) -> Reading:
@@ -163,11 +179,16 @@ class Reading:
         """Build a run-level reading with one value."""
         # A number that fits needs none of what else rounding takes.
         fits = value == 0 or _SMALLEST <= abs(value) <= _LARGEST
-        values = np.array((value,), dtype=np.float32) if fits else to_float32((value,))
-        values.setflags(write=False)
+        stored = _pack(value) if fits else to_float32((value,)).tobytes()
         reading: Reading = object.__new__(cls)
-        reading.__dict__.update(metric=metric, sites=RUN_SITES, values=values, present=_HERE)
+        reading.__dict__.update(
+            metric=metric, sites=RUN_SITES, present=_HERE, number=_unpack(stored)[0], _stored=stored
+        )
         return reading
+
+    def tobytes(self) -> bytes:
+        """Return the bytes of the values."""
+        return self._stored or self.values.tobytes()
 
     def as_dict(self) -> dict[str, float | None]:
         """Return ``{site: value}`` with ``None`` for *missing*."""
@@ -183,12 +204,12 @@ class Reading:
         return (
             self.metric == other.metric
             and self.sites == other.sites
-            and self.values.tobytes() == other.values.tobytes()
+            and self.tobytes() == other.tobytes()
             and self.present.tobytes() == other.present.tobytes()
         )
 
     def __hash__(self) -> int:
-        return hash((self.metric, self.sites, self.values.tobytes(), self.present.tobytes()))
+        return hash((self.metric, self.sites, self.tobytes(), self.present.tobytes()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,6 +325,8 @@ class StepRecord:
         reading = self.metrics.get(metric)
         if reading is None or site not in reading.sites:
             return None
+        if reading.sites == RUN_SITES:
+            return reading.number
         index = reading.sites.index(site)
         return float(reading.values[index]) if reading.present[index] else None
 

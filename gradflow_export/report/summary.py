@@ -18,7 +18,6 @@ from gradflow_export.records.ignored import ignored_in
 from gradflow_export.records.lost import LostSteps, StoredLost
 from gradflow_export.records.statistics import Ends, Welford, Window, spread_of
 from gradflow_export.records.step_record import (
-    RUN_SITES,
     Issue,
     IssueType,
     RunInfo,
@@ -96,9 +95,9 @@ class RunSummary:
         self._players |= _own_losses(record)
         self.spacing = max(self.spacing, record.value("schedule.spacing") or 1.0)
         for metric, reading in record.metrics.items():
-            if metric in _HEADLINES and reading.sites == RUN_SITES and reading.present[0]:
+            if metric in _HEADLINES and reading.number is not None:
                 seen = self.headline.get(metric) or self.headline.setdefault(metric, Welford())
-                seen.add(float(reading.values[0]))
+                seen.add(reading.number)
                 self.read[metric] = record.step
         self.flow.add(record)
         for name, window in self._windows.items():

@@ -166,10 +166,9 @@ class History:
         for metric, reading in record.metrics.items():
             if metric not in self._metrics:
                 continue
-            if reading.sites == RUN_SITES:
-                if reading.present[0]:
-                    self.run(metric).add(record.step, float(reading.values[0]))
-            else:
+            if reading.number is not None:
+                self.run(metric).add(record.step, reading.number)
+            elif reading.sites != RUN_SITES:
                 self.at_sites(metric).add(record.step, reading)
         for name, facts in record.facts.items():
             if name in self._metrics:

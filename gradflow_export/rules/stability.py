@@ -105,12 +105,14 @@ class Unstable(Rule):
         values, steps = values[usable][-64:], steps[usable][-64:]
         if len(values) < 10:
             return ()
-        return self._leaps(values, steps, norms.high, history) or self._turns(values, steps, norms.high, history)
+        turned = (history.run("gradient.cosine").values[-max(self.lasting, 10) :] < self.turn).any()
+        found = self._leaps(values, steps, norms.high, history)
+        return found or (self._turns(values, steps, norms.high, history) if turned else ())
 
     def _leaps(
         self, values: Floats, steps: npt.NDArray[np.int64], greatest: float, history: History
     ) -> tuple[Finding, ...]:
-        if float(values.max()) < self.leap * float(values.min()):
+        if np.maximum.reduce(values) < self.leap * np.minimum.reduce(values):
             return ()
         logs, judged = np.log(values), slice(4, len(values) - 4)
         scatter = residuals(logs)
@@ -247,7 +249,7 @@ class LossSpike(Rule):
         past = past[np.isfinite(past)]
         if len(past) < self.least or not math.isfinite(now):
             return ()
-        if now <= (self.factor if loss.low >= 0 else 1.0) * float(past.max()):  # no limit is below
+        if now <= (self.factor if loss.low >= 0 else 1.0) * np.maximum.reduce(past):  # no limit is below
             return ()
         usual = median(past)
         limit = self._positive_limit(past, loss.first, _greatest(loss)) if loss.low >= 0 else self._signed_limit(past)

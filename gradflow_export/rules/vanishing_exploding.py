@@ -348,15 +348,14 @@ class ExplodingLoss(Rule):
         """Judge the last losses."""
         loss, ratio = history.run("loss"), history.run("update.ratio")
         steps, values = loss.steps[-12:], loss.values[-12:]
-        if len(values) < 2 or not loss.first > 0 or np.isnan(values[:-1]).any():
+        usual = -math.inf < loss.last <= self.jump * loss.first
+        if usual or len(values) < 2 or not loss.first > 0 or np.isnan(values[:-1]).any():
             return ()
         now, before = float(values[-1]), float(values[-2])
         if not math.isfinite(now):
             big = ratio.count > 0 and ratio.last > self.overshoot and int(ratio.steps[-1]) >= int(steps[-2])
             if math.isfinite(before) and (big or before > self.jump * loss.first):
                 return (self._finding(history, now, int(steps[-2]), urgent=True),)
-            return ()
-        if now <= self.jump * loss.first:
             return ()
         start = self._jumped(steps, values, loss.first, history.run("gradient.total_norm"))
         if start is None and now > self.runaway * loss.first and len(values) >= 4 and (np.diff(values[-4:]) > 0).all():

@@ -154,11 +154,15 @@ class _Drafts:
 
 
 class _Column:
-    """The stored values of one metric, row after row, and the numbers of those rows."""
+    """The stored values of one metric, or of all run-level ones of a record, row after row, and the rows' numbers."""
 
     def __init__(self) -> None:
         self.rows = array("q")
         self.stored = bytearray()
+
+    def add(self, row: int, stored: bytes) -> None:
+        self.rows.append(row)
+        self.stored += stored
 
     def values(self, sites: int, since: int = 0) -> npt.NDArray[np.float32]:
         """Return a copy of the entries from the ``since``-th on: bytes that an array looks at could not grow."""
@@ -176,7 +180,7 @@ class _Waiting:
         self.phase, self.rank = "", 0
         self.texts: dict[str, list[str]] = {kind: [] for kind in _TEXTS}
         self.layers: dict[tuple[str, ...], int] = {}  # tables of the evidence, numbered within the chunk
-        self._run: dict[str, _Column] = {}
+        self._run: dict[tuple[str, ...], _Column] = {}  # by the names of a record: most records have the same
         self._wide: dict[tuple[str, tuple[str, ...]], _Column] = {}
 
     @property
@@ -190,14 +194,22 @@ class _Waiting:
             self.phase, self.rank = record.phase, record.rank
         self.steps.append(record.step)
         self.wall.append(record.wall_time)
+        names, numbers = [], []
         for metric, reading in record.metrics.items():
+            if reading.number is not None:
+                names.append(metric)
+                numbers.append(reading.tobytes())
+                continue
+            stored = reading if reading.present.all() else mask_values(reading.values, reading.present)
             if reading.sites == RUN_SITES:
-                column, whole = self._run.get(metric) or self._run.setdefault(metric, _Column()), reading.present[0]
+                names.append(metric)
+                numbers.append(stored.tobytes())
             else:
                 key = metric, reading.sites
-                column, whole = self._wide.get(key) or self._wide.setdefault(key, _Column()), reading.present.all()
-            column.rows.append(row)
-            column.stored += (reading.values if whole else mask_values(reading.values, reading.present)).tobytes()
+                (self._wide.get(key) or self._wide.setdefault(key, _Column())).add(row, stored.tobytes())
+        if names:
+            run = tuple(names)
+            (self._run.get(run) or self._run.setdefault(run, _Column())).add(row, b"".join(numbers))
         self.texts["issues"] += (json.dumps([record.step, issue_to_json(issue)]) for issue in record.issues)
         self.texts["histograms"] += (json.dumps([record.step, histogram_to_json(h)]) for h in record.histograms)
         self.texts["notes"] += (json.dumps([record.step, vars(note)]) for note in record.notes)
@@ -208,14 +220,16 @@ class _Waiting:
     def columns(self, row: int) -> Iterator[tuple[str, tuple[str, ...], tuple[int, ...], npt.NDArray[np.float32]]]:
         """Yield (name, sites, rows, stored values) from a row on: the table of run-level metrics, then each other."""
         count = len(self.steps) - row
-        since = {name: bisect_left(column.rows, row) for name, column in self._run.items()}
-        names = tuple(sorted(name for name, first in since.items() if first < len(self._run[name].rows)))
+        since = {own: bisect_left(column.rows, row) for own, column in self._run.items()}
+        new = {own: self._run[own] for own, first in since.items() if first < len(self._run[own].rows)}
+        names = tuple(sorted({name for own in new for name in own}))
         if names:
+            place = {name: index for index, name in enumerate(names)}
             stored = np.zeros((count, len(names)), dtype=np.float32)
             stored.view(np.uint32)[:] = ABSENT_BITS
-            for index, name in enumerate(names):
-                column, first = self._run[name], since[name]
-                stored[np.array(column.rows[first:]) - row, index] = column.values(1, first)[:, 0]
+            for own, column in new.items():
+                rows = np.array(column.rows[since[own] :]) - row
+                stored[rows[:, None], [place[name] for name in own]] = column.values(len(own), since[own])
             yield "run", names, tuple(range(row, row + count)), stored
         for (metric, sites), column in self._wide.items():
             first = bisect_left(column.rows, row)

@@ -6,6 +6,8 @@ import sys
 from collections import deque
 from typing import final
 
+import numpy as np
+
 from gradflow_export.errors import ArgumentError
 from gradflow_export.records.step_record import RunInfo, StepRecord
 
@@ -76,6 +78,6 @@ def _size(record: StepRecord) -> int:
     """Return about how many bytes a record takes; what records share, such as names of sites, is left out."""
     total = sys.getsizeof(record.__dict__) + sys.getsizeof(record.readings) + 64
     for each in (*record.readings, *record.histograms):
-        arrays = [value for value in each.__dict__.values() if hasattr(value, "nbytes")]
+        arrays = [value for value in each.__dict__.values() if isinstance(value, (bytes, np.ndarray))]
         total += sys.getsizeof(each) + sys.getsizeof(each.__dict__) + sum(map(sys.getsizeof, arrays))
     return total

@@ -55,7 +55,7 @@ class StockPages:
             reading = record.get(name)
             if reading is not None and len(reading.sites) == 1 and reading.present[0]:
                 names.append(name)
-                contents.append(reading.values.tobytes())
+                contents.append(reading.tobytes())
         if names:
             out.append(self._scalars(tuple(names), contents, record))
         if record.histograms:

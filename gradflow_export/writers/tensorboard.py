@@ -21,7 +21,7 @@ from gradflow_export.writers.places import DraftFile, prepare_directory
 from gradflow_export.writers.stock import StockPages
 
 _SHORTEST, _LONGEST, _SHARE = 2.0, 60.0, 1 / 20
-_KEEP = 0.5
+_KEEP = 0.8  # a worker asks for it before
 
 
 @final
@@ -30,8 +30,8 @@ class TensorBoardWriter:
 
     Records are packed as they come and written as chunks, whose form :mod:`gradflow_export.storage.event_chunks`
     describes: when ``rows`` of them wait, when the flush interval is over, at once when a record carries an issue (at
-    most every 2 s), when the phase changes, and on ``flush`` and ``close``. What waits for that is drafted twice a
-    second into a second file, which readers of ours look at, so that ``kill -9`` costs at most a second; ``close``
+    most every 2 s), when the phase changes, and on ``flush`` and ``close``. What waits for that is drafted within
+    a second into a second file, which readers of ours look at, so that ``kill -9`` costs at most a second; ``close``
     removes it. A disk that is full or gone is waited for, and a file that was removed is begun anew; see
     :class:`~gradflow_export.writers.journal.Journal`.
 

@@ -1,7 +1,10 @@
 """Records are frozen, tell the four states of a value apart, and go through JSON unchanged."""
 
+import copy
 import json
 import math
+import pickle
+import struct
 from dataclasses import FrozenInstanceError
 
 import numpy as np
@@ -63,6 +66,22 @@ def test_readings_that_are_made_without_copies_are_the_same(value):
     assert run == Reading("m", ("",), np.array([value]), np.array([True]))
     assert not run.values.flags.writeable
     assert not run.present.flags.writeable
+    for copied in (run, pickle.loads(pickle.dumps(run)), copy.deepcopy(run)):
+        assert copied == run
+        assert struct.pack("f", copied.number) == copied.values.tobytes() == made_alone(value).values.tobytes()
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        _ = run.nothing_of_the_kind
+
+
+def made_alone(value):
+    return Reading("m", ("",), np.array([value]), np.array([True]))
+
+
+def test_a_number_is_what_a_metric_of_the_whole_run_has():
+    """Neither a missing value nor one of a layer is the number of a reading."""
+    assert Reading.of("m", ("",), [2.5]).number == 2.5
+    assert Reading.of("m", ("",), [None]).number is None
+    assert Reading.of("m", ("a",), [2.5]).number is None
 
 
 def test_readings_compare_bit_for_bit():
