@@ -6,6 +6,7 @@ import math
 from collections import deque
 from typing import Protocol
 
+from gradflow_export.engine.step_timer import NOTHING, OWED_STEPS, Spent, Worked
 from gradflow_export.schedule import SETTLING_STEPS, Schedule
 
 DELAY = 32
@@ -23,6 +24,12 @@ WHOLE_STEPS = 3
 """The first of them, in which everything is read: as many readings as rules are patient for."""
 FLAGGED = 64
 
+BURST, LEAST_BURST, SLOWER = 24, 8, 6
+"""Once a step was unlike those before it so many steps in a row are recorded at most, or none beyond the budget where
+that pays for fewer than the least; then of 2, 4, 8 ... steps one, a sixth as often each, until it is as before."""
+BURSTS, EARNED = 2, 32
+"""So many bursts may be made at once; another one is earned by so many ordinary records."""
+
 
 class Handover(Protocol):
     """What the training thread asks of the worker."""
@@ -31,8 +38,8 @@ class Handover(Protocol):
         """Wait, for a bounded time, until every record up to a step is judged."""
 
     @property
-    def spent(self) -> list[float]:
-        """CPU seconds of the worker: for plain steps, and for those at which more was read."""
+    def spent(self) -> Spent:
+        """What the worker has done."""
 
     def has_room(self) -> bool:
         """Whether a step may be read; one that may not is counted as lost."""
@@ -62,15 +69,22 @@ class Pace:
         self.flagged: dict[str, None] = {}
         self._requests: deque[tuple[int, tuple[str, ...]]] = deque()
         self._last = self._acted = -DELAY
+        self._since = 1
         self._closely = self._rests = 0
+        self._burst: int | None = None  # records since it began
+        self._length = BURST
+        self._credit, self._credited = float(BURSTS), SETTLING_STEPS
         self._why: str | None = None
         self._ended: str | None = None
 
     @property
-    def spent(self) -> tuple[float, float]:
-        """CPU seconds of the worker: for plain steps, and for those at which more was read."""
-        plain, sampled = (0.0, 0.0) if self.worker is None else self.worker.spent
-        return plain, sampled
+    def spent(self) -> Worked:
+        """CPU seconds of the worker, and records that it has judged."""
+        return NOTHING if self.worker is None else self.worker.spent.so_far
+
+    def passed(self, schedule: Schedule, usual: int) -> int:
+        """Return over how many steps that could have been recorded the step under way looks back for what is due."""
+        return max(min(self._since // schedule.every, usual), 1)
 
     @property
     def wants(self) -> dict[str, bool]:
@@ -81,19 +95,55 @@ class Pace:
         """Request a dense step because of the record of this one, and of these layers; called by the worker."""
         self._requests.append((step, layers[:FLAGGED]))
 
-    def suspect(self, step: int, schedule: Schedule, stretch: float) -> None:
-        """Have the next steps read closely, because this one was unlike those before it.
+    def kind(self, sampled: bool) -> int:
+        """Return which of ``spent`` the step under way belongs to."""
+        return 2 if self.on_credit else int(sampled)
+
+    @property
+    def on_credit(self) -> bool:
+        """Whether the step under way is recorded for what was seen, and not because it is its turn."""
+        return self._burst is not None
+
+    def spacing(self, usual: int) -> int:
+        """Return of how many steps one is recorded now.
+
+        Args:
+            usual: What the budget leaves.
+        """
+        if self._burst is None:
+            return usual
+        later = (self._burst - self._length) // max(self._length // SLOWER, 1)
+        now = 1 if later < 0 else 2 << min(later, 30)
+        if now >= usual:
+            self._burst = None
+        return min(now, usual)
+
+    def suspect(self, step: int, schedule: Schedule, stretch: float, *, spacing: int = 1) -> bool:
+        """Have the next steps read closely, because this one was unlike those before it; return whether they will be.
 
         What the training thread sees for itself is waited for by nobody. A run is known once it has settled; later one
-        such look follows another as soon as the sampled reading of connections would.
+        such look follows another as soon as the sampled reading of connections would. Where a budget leaves steps out,
+        each look is a burst of records, which must have been earned.
 
         Args:
             step: Its number.
             schedule: How often connections are read otherwise.
             stretch: By what factor intervals are longer than they are set, to stay within a budget.
+            spacing: Of how many steps one is recorded for the same reason.
         """
-        if step > SETTLING_STEPS and step >= self._rests:
+        if step <= SETTLING_STEPS or self._burst is not None:
+            return False
+        self._credit = min(self._credit + (step - self._credited) / (EARNED * spacing), BURSTS)
+        self._credited, self._length = step, min(BURST, OWED_STEPS // spacing)
+        if spacing > 1 and self._credit >= 1 and self._length >= LEAST_BURST:
+            # What two steps in a row show is not yet known at the first of a burst.
+            self._burst, self._closely = 0, CLOSE_STEPS + 1
+            self._credit -= 1
+        elif step >= self._rests:
             self._closely, self._rests = CLOSE_STEPS, step + math.ceil(schedule.intervals["wiring"] * stretch)
+        else:
+            return False
+        return True
 
     def begin(self, step: int, schedule: Schedule, *, spacing: int = 1, paused: bool, alone: bool) -> bool:
         """Plan a step; return whether it makes a record.
@@ -106,6 +156,7 @@ class Pace:
             alone: Whether requests count: other ranks would not hear of them.
         """
         self.dense = self.close = self._asked = False
+        before = self._last
         if paused:
             self._why = "paused"
         elif schedule.recorded(step, spacing):
@@ -122,8 +173,11 @@ class Pace:
             self.close = self._closely > 0
             self._closely -= self.close
             self._asked = self._is_asked(step)
-            self.dense = self._asked or self._closely >= CLOSE_STEPS - WHOLE_STEPS
+            self.dense = self._asked or self._closely >= CLOSE_STEPS - WHOLE_STEPS + (self._burst is not None)
         self._last = step
+        self._since = step - before
+        if self._burst is not None:
+            self._burst += 1
         return True
 
     def _is_asked(self, step: int) -> bool:

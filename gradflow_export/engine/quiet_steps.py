@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.hooks.optimizer_hooks import PassedSteps
 from gradflow_export.hooks.readings import Drained
+from gradflow_export.instruments.gradients.glance import Glance
 from gradflow_export.schedule import SETTLING_STEPS
 
 if TYPE_CHECKING:
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 PAUSED = 1 << 60
 """Steps that are passed by at most while recording is paused."""
+
+GLANCES = 16
+"""Of the steps between two records at most so many are glanced at: together they cost less than a record."""
 
 
 class QuietSteps:
@@ -39,10 +44,12 @@ class QuietSteps:
         self._lapped = 0
         self._loop, self._guard = loop, guard
         self._resting = contextlib.ExitStack()
+        self._glances: weakref.WeakKeyDictionary[Optimizer, Glance] = weakref.WeakKeyDictionary()
+        self._part = guard.part("glances")
 
     def spacing(self, step: int) -> int:
         """Return of how many steps one is recorded: the first ones depend on no clock."""
-        return 1 if step <= SETTLING_STEPS else self._loop.clock.spacing
+        return 1 if step <= SETTLING_STEPS else self._loop.pace.spacing(self._loop.clock.spacing)
 
     def begin(self, optimizer: object) -> None:
         """Pass by the steps before the next record; their optimizer is the only one there is."""
@@ -53,7 +60,29 @@ class QuietSteps:
             self._resting.enter_context(self._guard.suspended())
             for end in loop.instruments.rest():
                 self._resting.callback(end)
-            self.steps.begin(count, optimizer, loop.optimizers.strangers, self._passed)
+            spacing = self._loop.clock.spacing
+            glances = spacing > 1 and not loop.paused
+            self.steps.begin(
+                count, optimizer, loop.optimizers.strangers, self._passed,
+                glance=self._glance if glances else None, every=-(-spacing // GLANCES),
+            )  # fmt: skip
+
+    def _glance(self, optimizer: Optimizer) -> bool:
+        """Look at a step that is passed by; True where the next ones are to be recorded for what is seen."""
+        if "glances" in self._guard.failures:
+            return False
+        loop, began = self._loop, time.perf_counter()
+        at = loop.steps + self.steps.passed + 1
+        try:
+            if optimizer not in self._glances:
+                self._glances[optimizer] = Glance(optimizer)
+            seen = self._glances[optimizer].sees(optimizer, at)
+            return seen and loop.pace.suspect(at, loop.schedule, loop.clock.stretch, spacing=loop.clock.spacing)
+        except Exception as error:
+            self._part.failed(error)
+            return False
+        finally:
+            self._part.took(time.perf_counter() - began)
 
     def pause(self, *, on: bool) -> None:
         """Record nothing from the next step on, or with ``on=False`` go on."""
@@ -97,4 +126,7 @@ class QuietSteps:
         steps, self._lapped = loop.steps - self._lapped, loop.steps
         fixed = loop.steps <= SETTLING_STEPS
         spent = self._guard.spent
-        return loop.clock.lap(now, spent, sampled=sampled, steps=steps, worker=loop.pace.spent, fixed=fixed)
+        pace = loop.pace
+        return loop.clock.lap(
+            now, spent, sampled=sampled, steps=steps, worker=pace.spent, fixed=fixed, credit=pace.on_credit
+        )

@@ -9,13 +9,23 @@ from collections import deque
 WINDOW = 32
 """Recorded steps whose median gives the throughput."""
 
-"""The budget by default: the larger of this share of the time, and of so much for each step."""
-
 DECIDED_EVERY, LEAST_EVENTS = 32, 4
 """Between two decisions there are so many steps, and so many records of the kind that is decided about, at least."""
 
-NEW, FADES = 0.1, 0.995
-"""Weight of the newest plain record in what one usually takes, and of that after a record that was not plain."""
+UNUSUAL = 2.0
+"""How many times what is usual a record takes is booked at once. The rest, such as another process that ran meanwhile,
+is owed, and so is what is recorded on credit: one such record says little of what the next ones take."""
+
+OWED_STEPS = 2048
+"""Over about so many steps what is owed is paid back."""
+
+USUAL, NEW, FADES = 9, 0.1, 0.995
+"""Records whose median is what is usual on this thread; weight of the newest in the mean of the worker's, and what is
+left of that after a record that was not plain."""
+
+Worked = tuple[tuple[float, ...], tuple[int, ...]]
+"""CPU seconds of the worker, and how many records it has judged: plain ones, of sampled steps, and on credit."""
+NOTHING: Worked = (0.0, 0.0, 0.0), (0, 0, 0)
 
 MOST = 4096
 """The greatest factor."""
@@ -25,17 +35,40 @@ RELAXED, PATIENCE = 0.4, 2
 twice which it will cost then, so that the factor does not go back and forth."""
 
 
+class Spent:
+    """What the worker has done for steps that a budget decides, by kind: plain, with more read, on credit."""
+
+    def __init__(self) -> None:
+        self._seconds, self._counts = [0.0, 0.0, 0.0], [0, 0, 0]
+
+    @property
+    def so_far(self) -> Worked:
+        """CPU seconds, and how many records were judged."""
+        return tuple(self._seconds), tuple(self._counts)
+
+    def add(self, kind: int | None, seconds: float) -> None:
+        """Count CPU seconds; of steps that no budget decides none."""
+        if kind is not None:
+            self._seconds[kind] += seconds
+
+    def count(self, kind: int | None) -> None:
+        """Count a record that was judged."""
+        if kind is not None:
+            self._counts[kind] += 1
+
+
 class _Factor:
     """A power of two by which something is done less often, until what it costs keeps within what it may cost.
 
     Attributes:
         value: The factor.
         share: What it will use of what it may cost, as far as is known.
+        owed: Seconds that were spent and are booked later.
     """
 
     def __init__(self) -> None:
         self.value, self.share = 1, 1.0
-        self._cheap = 0
+        self._cheap, self.owed = 0, 0.0
         self.begin()
 
     def begin(self) -> None:
@@ -53,7 +86,9 @@ class _Factor:
             happened: Whether it was done at the last of them.
             room: How many times what could have been spent may be, where another leaves some of its own.
         """
-        self._spent, self._allowed = self._spent + spent, self._allowed + allowed
+        paid = self.owed * min(steps / OWED_STEPS, 1.0)
+        self.owed -= paid
+        self._spent, self._allowed = self._spent + spent + paid, self._allowed + allowed
         self._steps, self._events = self._steps + steps, self._events + happened
         if self._steps < DECIDED_EVERY or self._events < LEAST_EVENTS:
             return
@@ -65,6 +100,53 @@ class _Factor:
             self.value, self._cheap = max(self.value >> 1, 1), 0
         self.share = min(excess * before / self.value, 1.0)
         self.begin()
+
+
+class _Usual:
+    """Takes what one thing costs each time; what is unusual is owed."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=USUAL)
+        self.usual = self._owed = 0.0
+
+    def book(self, seconds: float) -> float:
+        """Return what is booked now."""
+        self._last.append(seconds)
+        self.usual = sorted(self._last)[(len(self._last) - 1) // 2]
+        now = min(seconds, UNUSUAL * self.usual)
+        self._owed += seconds - now
+        return now
+
+    def take(self) -> float:
+        """Give out what is owed, once."""
+        owed, self._owed = self._owed, 0.0
+        return owed
+
+
+class _Lagging:
+    """Takes what another thread has spent, later and for several records at once: each is booked at its mean."""
+
+    def __init__(self) -> None:
+        self.mean = self._owed = 0.0
+
+    def book(self, seconds: float, count: int, *, happened: bool) -> float:
+        """Return what is booked now, where one of them was made."""
+        if count:
+            weight = min(NEW * count, 1.0) if self.mean > 0 else 1.0
+            self.mean += weight * (seconds / count - self.mean)
+        now = self.mean if happened else 0.0
+        self._owed += seconds - now
+        return now
+
+    def fade(self) -> float:
+        """Return the mean, which is known the less the longer none was made."""
+        self.mean *= FADES
+        return self.mean
+
+    def take(self) -> float:
+        """Give out what is owed, once; less than nothing where too much was booked."""
+        owed, self._owed = self._owed, 0.0
+        return owed
 
 
 class StepClock:
@@ -87,8 +169,9 @@ class StepClock:
         self._times: deque[float] = deque(maxlen=WINDOW)
         self._ranked: list[float] = []
         self._spent_before = 0.0
-        self._worker_before = 0.0, 0.0
-        self._usual = 0.0, 0.0  # what a plain record takes: on this thread, and on the worker's
+        self._worker_before = NOTHING
+        self._here, self._more = _Usual(), _Usual()  # what this thread takes for a plain record, for what else is read
+        self._theirs = _Lagging(), _Lagging()  # what the worker takes for a plain record, for one of a sampled step
 
     @property
     def spacing(self) -> int:
@@ -107,8 +190,9 @@ class StepClock:
         *,
         sampled: bool = False,
         steps: int = 1,
-        worker: tuple[float, float] = (0.0, 0.0),
+        worker: Worked = NOTHING,
         fixed: bool = False,
+        credit: bool = False,
     ) -> dict[str, float]:
         """End a recorded step.
 
@@ -117,8 +201,9 @@ class StepClock:
             spent: Seconds spent inside the exporter on this thread since it began.
             sampled: Whether an instrument with an interval was read.
             steps: Steps since the last call, this one among them.
-            worker: CPU seconds of the worker since it began: for plain records, and for those of sampled steps.
+            worker: What the worker has done since it began.
             fixed: Whether the plan of this step was independent of the budget; nothing is decided then.
+            credit: Whether it is recorded beyond what the budget leaves, which is paid back later.
 
         Returns:
             Step time, throughput and share of this step, and the factors where there is a budget; without the times at
@@ -133,7 +218,7 @@ class StepClock:
             out["runtime.throughput"] = 1.0 / max(self._median(elapsed / steps), 1e-9)
             out["overhead"] = min(own / max(elapsed, 1e-9), 1.0)
             if self.budget is not None:
-                self._book(elapsed, own, worker, sampled=sampled, steps=steps, fixed=fixed)
+                self._book(elapsed, own, worker, sampled=sampled, steps=steps, fixed=fixed, credit=credit)
         self.last, self._spent_before = now, spent
         return out
 
@@ -148,7 +233,15 @@ class StepClock:
         return ranked[half] if len(ranked) % 2 else (ranked[half - 1] + ranked[half]) / 2
 
     def _book(
-        self, elapsed: float, own: float, worker: tuple[float, float], *, sampled: bool, steps: int, fixed: bool
+        self,
+        elapsed: float,
+        own: float,
+        worker: Worked,
+        *,
+        sampled: bool,
+        steps: int,
+        fixed: bool,
+        credit: bool,
     ) -> None:
         """Count what was spent on records, and on what else was read."""
         before, self._worker_before = self._worker_before, worker
@@ -157,13 +250,23 @@ class StepClock:
             self._stretch.begin()
             return
         allowed = max(self.budget * elapsed, self.floor * steps) / 2
-        late, late_more = worker[0] - before[0], worker[1] - before[1]
-        here, there = self._usual
-        if sampled:  # where no record is plain any more, what it would take fades
-            self._usual = here, there = min(here, own), FADES * there
+        seconds = [now - then for now, then in zip(worker[0], before[0], strict=True)]
+        counts = [now - then for now, then in zip(worker[1], before[1], strict=True)]
+        late, late_more = (
+            theirs.book(seconds[kind], counts[kind], happened=sampled is bool(kind) and not credit)
+            for kind, theirs in enumerate(self._theirs)
+        )
+        plain = more = 0.0
+        if credit:
+            self._spacing.owed += own
+        elif sampled:
+            # Where no record is plain any more, one that takes less shows what a plain one would at most.
+            here = self._here.book(own) if own < self._here.usual else self._here.usual
+            plain, more = here + self._theirs[0].fade(), self._more.book(max(own - here, 0.0))
         else:
-            self._usual = here + NEW * (own - here), there + NEW * (late - there)
-        plain = here + there if sampled else own
-        self._stretch.book(max(own - plain, 0.0) + late_more, allowed, steps=steps, happened=sampled)
+            plain = self._here.book(own)
+        self._stretch.owed += self._more.take() + self._theirs[1].take()
+        self._spacing.owed += self._here.take() + self._theirs[0].take() + seconds[2]
+        self._stretch.book(more + late_more, allowed, steps=steps, happened=sampled and not credit)
         room = 2.0 - self._stretch.share
-        self._spacing.book(plain + late, allowed, steps=steps, happened=True, room=room)
+        self._spacing.book(plain + late, allowed, steps=steps, happened=not credit, room=room)

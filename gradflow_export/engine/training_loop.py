@@ -248,7 +248,7 @@ class TrainingLoop:
             if self.optimizers is not None and self.optimizers.skipped:
                 scalars["runtime.skipped"] = float(self.optimizers.skipped)
             bundle.scalars = scalars
-            bundle.kind = int(bool(self._due)) if self.steps > SETTLING_STEPS else None
+            bundle.kind = self.pace.kind(bool(self._due)) if self.steps > SETTLING_STEPS else None
             drained: Drained = []
             for name, complete in self._complete:
                 if name in self._due:
@@ -261,15 +261,15 @@ class TrainingLoop:
 
     def plan(self) -> None:
         """Decide what the next step reads."""
-        step = self.steps + 1
+        step, spacing = self.steps + 1, self.quiet.spacing(self.steps + 1)
         # Other ranks cannot be asked in time, and a reading of one rank alone is none of the whole.
-        spacing = self.quiet.spacing(step)
         self._recorded = self.pace.begin(step, self.schedule, spacing=spacing, paused=self.paused, alone=self.alone)
         self.instruments.clipping.recorded = self._recorded
         was, self._due = self._due, frozenset()
         if self._recorded:
             stretch = 1 if step <= SETTLING_STEPS else self.clock.stretch
-            self._due = self.schedule.due(step, **self.pace.wants, stretch=stretch, spacing=spacing)
+            passed = self.pace.passed(self.schedule, self.clock.spacing)
+            self._due = self.schedule.due(step, **self.pace.wants, stretch=stretch, spacing=passed)
         self._asked.plan(self._due, was)
         if was or self._due or not self.steps:  # else everything is off already
             self.instruments.arm(self._due)
@@ -290,4 +290,4 @@ def _compare(fingerprints: Fingerprints, loop: TrainingLoop, step: OptimizerStep
     gradients, loss = loop.instruments.gradients, loop.instruments.loss
     at = loop.steps + 1
     if fingerprints.is_new(step, at, arrived=gradients.arrived, total=gradients.total, rates=rates, root=loss.root):
-        loop.pace.suspect(at, loop.schedule, loop.clock.stretch)
+        loop.pace.suspect(at, loop.schedule, loop.clock.stretch, spacing=loop.clock.spacing)

@@ -17,6 +17,7 @@ from gradflow_export.engine.assemble import Assembler, Ranks
 from gradflow_export.engine.backlog import DEFERRED, Backlog
 from gradflow_export.engine.external_issues import ToldJudge
 from gradflow_export.engine.forked import begun_here, call_at_exit, writers_here
+from gradflow_export.engine.step_timer import Spent
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.metrics.arrays.algebra import use_one_thread
@@ -125,7 +126,7 @@ class Worker:
         self._lost: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._closing = self._gave_up = self._finished = self._unflushed = False
-        self.spent = [0.0, 0.0]  # CPU seconds for steps that a budget decides: plain ones, those at which more is read
+        self.spent = Spent()
         self._kept = self._last_record = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="gradflow-worker", daemon=True)
         self.backlog = Backlog(self._thread.is_alive)
@@ -253,8 +254,7 @@ class Worker:
                     self._write_next()
                     self._keep()
                 took = time.thread_time() - began
-                if kind is not None:
-                    self.spent[kind] += took
+                self.spent.add(kind, took)
                 busy += took
                 if busy >= BURST_SECONDS and not backlog.awaited:
                     backlog.wake.wait(min(busy, MOST_PAUSE_SECONDS))
@@ -291,6 +291,7 @@ class Worker:
                 _log.warning("gradflow: step %d could not be recorded; training goes on", bundle.step, exc_info=True)
         finally:
             backlog.queue.popleft()
+            self.spent.count(bundle.kind)
             backlog.move()
 
     def _write_next(self) -> None:

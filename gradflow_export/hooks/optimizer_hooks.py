@@ -37,17 +37,25 @@ class PassedSteps:
         passed: Steps that were, since it began.
     """
 
-    __slots__ = ("_ended", "_inside", "_optimizer", "_strangers", "left", "passed")
+    __slots__ = ("_ended", "_every", "_glance", "_inside", "_optimizer", "_strangers", "left", "passed")
 
     def __init__(self) -> None:
-        self.left = 0
+        self.left, self._every = 0, 1
+        self._glance: Callable[[Optimizer], bool] | None = None
         self.passed, self._inside = 0, False
         self._optimizer: weakref.ref[Optimizer] | None = None
         self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._ended: Callable[[int], None] | None = None
 
     def begin(
-        self, steps: int, optimizer: Optimizer, strangers: weakref.WeakSet[Optimizer], ended: Callable[[int], None]
+        self,
+        steps: int,
+        optimizer: Optimizer,
+        strangers: weakref.WeakSet[Optimizer],
+        ended: Callable[[int], None],
+        *,
+        glance: Callable[[Optimizer], bool] | None = None,
+        every: int = 1,
     ) -> None:
         """Pass by so many steps.
 
@@ -56,7 +64,10 @@ class PassedSteps:
             optimizer: Whose steps.
             strangers: Optimizers whose steps are neither counted nor an end.
             ended: Called once with the number of steps that were passed by, before anything else is reported.
+            glance: Called before some of the steps; True makes that step the last one that is passed by.
+            every: Of how many steps it is called before one.
         """
+        self._glance, self._every = glance, every
         self._optimizer, self._strangers, self._ended = weakref.ref(optimizer), strangers, ended
         self.passed, self._inside, self.left = 0, False, steps
 
@@ -71,6 +82,8 @@ class PassedSteps:
         """Return whether a step that begins is passed by."""
         if self._optimizer is not None and self._optimizer() is optimizer and not self._inside:
             self._inside = True
+            if self._glance is not None and not self.left % self._every and self._glance(optimizer):
+                self.left = 1
             return True
         if optimizer in self._strangers:
             return True

@@ -13,7 +13,7 @@ class Drive:
     """Lets steps of one second pass, of which a clock says which are recorded; of those every fourth reads more."""
 
     def __init__(self, clock):
-        self.clock, self.step, self.last, self.spent, self.theirs = clock, 0, 0, 0.0, 0.0
+        self.clock, self.step, self.last, self.spent, self.theirs, self.judged = clock, 0, 0, 0.0, 0.0, 0
 
     def __call__(self, steps, plain, sampled=0.0, worker=0.0):
         """Return the values of each recorded step.
@@ -33,7 +33,9 @@ class Drive:
             self.spent += sampled if more else plain
             self.theirs += 0.0 if more else worker
             passed, self.last = self.step - self.last, self.step
-            out.append(clock.lap(float(self.step), self.spent, sampled=more, steps=passed, worker=(self.theirs, 0.0)))
+            self.judged += not more
+            done = (self.theirs, 0.0, 0.0), (self.judged, 0, 0)
+            out.append(clock.lap(float(self.step), self.spent, sampled=more, steps=passed, worker=done))
         return out
 
 
@@ -112,7 +114,7 @@ def test_steps_whose_plan_is_fixed_decide_nothing():
 def test_factors_go_back_when_steps_grow_cheap():
     """A factor that is no longer needed goes back to 1; one that cannot help stays bounded."""
     clock = StepClock(0.01)
-    Drive(clock)(100_000, 1e6, 1e6)
+    Drive(clock)(100_000, 1e6, 3e6)
     assert clock.spacing == clock.stretch == MOST
     clock = StepClock(0.01)
     drive = Drive(clock)
@@ -161,3 +163,51 @@ def test_a_budget_is_a_share(value, error):
     """Anything else is refused with an example."""
     with pytest.raises(error, match=r"budget must be a share.*0\.01"):
         Exporter(nn.Linear(2, 2), budget=value)
+
+
+def test_what_is_unusual_is_paid_back_slowly():
+    """One record in which another process ran for thirty times as long at most doubles a factor."""
+    clock = StepClock(0.01)
+    drive = Drive(clock)
+    drive(3_000, 0.15, 0.15)
+    before = clock.spacing
+    drive.spent += 5.0
+    drive(1_000, 0.15, 0.15)
+    assert clock.spacing <= 2 * before
+    assert drive.spent <= 0.01 * drive.step + 5.0
+
+
+def test_often_unusual_records_keep_the_budget():
+    """Where a tenth of the records takes fifty times as long as the others, all of them together are in the budget."""
+    clock = StepClock(0.01)
+    drive = Drive(clock)
+    spent = []
+    for turn in range(4_000):
+        drive(20, 0.05 if turn % 10 else 2.5)
+        spent.append(drive.spent)
+    assert spent[-1] - spent[1_999] <= 0.0105 * 40_000
+
+
+def test_records_on_credit_are_paid_back():
+    """A burst of records makes none of the next ones rarer at once by more than a half, and all is in the budget."""
+    clock = StepClock(0.01)
+    drive = Drive(clock)
+    drive(5_000, 0.05)
+    spacing, began = clock.spacing, drive.spent
+    for _ in range(40):
+        drive.step, drive.last, drive.spent = drive.step + 1, drive.step + 1, drive.spent + 0.05
+        clock.lap(float(drive.step), drive.spent, worker=((0.0, 0.0, 0.0), (drive.judged, 0, 0)), credit=True)
+    assert clock.spacing == spacing
+    drive(20_000, 0.05)
+    assert drive.spent - began <= 0.01 * 20_040
+    assert clock.spacing <= 2 * spacing
+
+
+def test_what_the_worker_does_later_is_booked_with_its_record():
+    """Seconds of thirty records that the worker judges together are no more than those of thirty that it judges alone."""
+    together, alone = StepClock(0.05), StepClock(0.05)
+    for step in range(1, 400):
+        for clock, every in ((together, 30), (alone, 1)):
+            done = step // every * every
+            clock.lap(float(step), 0.0, worker=((0.02 * done, 0.0, 0.0), (done, 0, 0)))
+    assert together.spacing == alone.spacing == 1

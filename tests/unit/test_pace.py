@@ -1,5 +1,7 @@
 """Which step reads what depends on the step numbers and on the records alone."""
 
+import itertools
+import math
 import threading
 
 import pytest
@@ -10,7 +12,19 @@ from torch import nn
 
 from gradflow_export import ArgumentError, Exporter, MemoryWriter
 from gradflow_export.engine import backlog
-from gradflow_export.engine.pace import AGAIN_STEPS, CLOSE_STEPS, DELAY, WHOLE_STEPS, Pace
+from gradflow_export.engine.pace import (
+    AGAIN_STEPS,
+    BURST,
+    BURSTS,
+    CLOSE_STEPS,
+    DELAY,
+    EARNED,
+    LEAST_BURST,
+    SLOWER,
+    WHOLE_STEPS,
+    Pace,
+)
+from gradflow_export.engine.step_timer import OWED_STEPS
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.schedule import INTERVALS, SETTLING_STEPS, Schedule
 
@@ -97,6 +111,78 @@ def test_a_step_unlike_others_has_the_next_ones_read_closely(suspected, every, s
         assert close == [step for some in expected for step in some]
         assert whole == [step for some in expected for step in some[:WHOLE_STEPS]]
     assert len(close) <= CLOSE_STEPS * len(expected)
+
+
+def burst(pace, usual, steps, start=SETTLING_STEPS + 1):
+    """Return the recorded steps of so many, where a budget leaves one of ``usual``."""
+    out, schedule = [], Schedule()
+    for step in range(start, start + steps):
+        if pace.begin(step, schedule, spacing=pace.spacing(usual), paused=False, alone=True):
+            out.append(step)
+        pace.end()
+    return out
+
+
+@pytest.mark.parametrize("usual", [2, 4, 32, 256])
+def test_a_suspicion_buys_a_burst_of_records(usual):
+    """The next steps are recorded one by one, then ever fewer of them, until it is as before."""
+    pace = Pace()
+    pace.worker = Judge(pace, set(), [0])
+    assert pace.suspect(200, Schedule(), 1.0, spacing=usual)
+    found = burst(pace, usual, 40 * usual, 201)
+    length = min(BURST, OWED_STEPS // usual)
+    assert found[:length] == list(range(201, 201 + length))
+    gaps = [after - before for before, after in itertools.pairwise(found)]
+    assert gaps[length:] == sorted(gaps[length:])
+    assert gaps[-1] == usual
+    assert sum(gap < usual for gap in gaps) <= length + (length // SLOWER + 1) * math.log2(usual)
+    assert not pace.on_credit
+
+
+@given(st.lists(st.integers(101, 20_000), max_size=300), st.sampled_from([2, 16, 64]))
+def test_bursts_are_earned(suspicions, usual):
+    """However often steps are unlike others, what is recorded on credit is bounded by what is recorded in turn."""
+    pace = Pace()
+    pace.worker = Judge(pace, set(), [0])
+    made = 0
+    for step in sorted(suspicions):
+        pace._burst = None
+        pace.suspect(step, Schedule(), 1.0, spacing=usual)
+        made += pace.on_credit
+        assert made <= BURSTS + step / (EARNED * usual)
+
+
+def test_no_burst_without_a_budget():
+    """Where every step is recorded there is nothing to record besides."""
+    pace = Pace()
+    pace.worker = Judge(pace, set(), [0])
+    assert pace.suspect(200, Schedule(), 1.0)
+    assert not pace.on_credit
+
+
+def test_no_burst_that_the_budget_does_not_pay_for():
+    """Where records are very rare a burst would cost more than all steps may for long."""
+    pace = Pace()
+    pace.worker = Judge(pace, set(), [0])
+    assert pace.suspect(200, Schedule(), 1.0, spacing=2 * OWED_STEPS // LEAST_BURST)
+    assert not pace.on_credit
+
+
+@pytest.mark.parametrize("usual", [4, 32])
+def test_a_burst_reads_no_instrument_twice(usual):
+    """What falls due is read once for each time its interval is over, in a burst and around it."""
+    pace, schedule = Pace(), Schedule()
+    pace.worker = Judge(pace, set(), [0])
+    read, interval = [], schedule.intervals["blocks"]
+    for step in range(101, 1_501):
+        if step == 601:
+            pace.suspect(600, schedule, 1.0, spacing=usual)
+        begun = pace.begin(step, schedule, spacing=pace.spacing(usual), paused=False, alone=True)
+        if begun and "blocks" in schedule.due(step, spacing=pace.passed(schedule, usual)):
+            read.append(step)
+        pace.end()
+    assert [step // interval for step in read] == sorted({step // interval for step in read})
+    assert {step // interval for step in read} >= set(range(112 // interval + 1, 1_400 // interval)) or usual > interval
 
 
 def test_on_several_ranks_nothing_is_asked():

@@ -1,0 +1,132 @@
+"""What a step that makes no record is looked at for: a handful of numbers that cost about a hundredth of a record."""
+
+from __future__ import annotations
+
+import math
+from operator import attrgetter
+
+import numpy as np
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from gradflow_export.hooks import torch_private
+from gradflow_export.instruments.gradients.fingerprints import JUMP, MOST
+from gradflow_export.metrics.arrays.one_pass import tensor_reader
+from gradflow_export.native.tensors import HEAD
+
+FOLLOWED = 4
+"""Parameters whose gradients are looked at: evenly spaced, the first and the last among them."""
+ENTRIES = 64
+"""Entries of each."""
+FAINT = 1e-8
+"""What a gradient counts at least, relative to all squares: one that vanishes shows, and one that is 0 is a number."""
+LEAST = 24
+"""Numbers after which it is known how they vary."""
+FAST, SLOW = 0.25, 1 / 64
+"""Weight of the newest number in what is compared, and in what it is compared with."""
+FAR = 1.75
+"""How far the last numbers may be from those before, in standard deviations of one number."""
+LEAST_DEVIATION = 0.1
+"""Of logarithms: what varies less is taken to vary by a tenth."""
+
+TINY = 1e-300
+
+_GRADIENT = attrgetter("grad")
+_GROUPS = attrgetter("param_groups")
+
+
+class Chart:
+    """Tells when numbers leave the level that they had: a control chart of a moving average (Roberts 1959)."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._fast = self._mean = self._square = 0.0
+
+    def leaves(self, value: float) -> bool:
+        """Take a number; return whether the last ones lie far from those before. Then the next begin a new level."""
+        if not math.isfinite(value):
+            known, self._count = self._count > LEAST, 0
+            return known
+        self._count += 1
+        if self._count == 1:
+            self._fast = self._mean = value
+            self._square = 0.0
+            return False
+        away = value - self._mean
+        slow = max(SLOW, 1 / self._count)
+        self._fast += FAST * (value - self._fast)
+        far = abs(self._fast - self._mean) > FAR * max(math.sqrt(self._square), LEAST_DEVIATION)
+        self._mean += slow * away
+        self._square += slow * (away * away - self._square)
+        if far and self._count > LEAST:
+            self._count = 0
+            return True
+        return False
+
+
+class Glance:
+    """Compares steps of an optimizer with its earlier ones by a few descriptions and a few entries of gradients.
+
+    Args:
+        optimizer: The only one there is.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        parameters = [p for group in _GROUPS(optimizer) for p in group["params"] if isinstance(p, Tensor)]
+        last = len(parameters) - 1
+        places = sorted({last * part // (FOLLOWED - 1) for part in range(FOLLOWED)}) if parameters else []
+        self._followed = [parameters[place] for place in places]
+        copies = []
+        for number, parameter in enumerate(self._followed):
+            stride = max(-(-parameter.numel() // ENTRIES), 1)
+            copies.append((number, stride, -(-parameter.numel() // stride)))
+        self._begins = np.cumsum([0, *(count for _, _, count in copies)])[:-1]
+        plain = all(p.device.type == "cpu" and type(p.data) is Tensor for p in self._followed) and bool(copies)
+        self._reader = tensor_reader(len(copies), 0, copies, sum(n for _, _, n in copies)) if plain else None
+        self._known: set[tuple[object, ...]] = set()
+        self._versions: tuple[int | None, ...] = ()
+        self._rate, self._at, self._looks = math.inf, 0, 0
+        self._chart = Chart()
+
+    def sees(self, optimizer: Optimizer, at: int) -> bool:
+        """Return whether a step that is about to be made is unlike those before it.
+
+        Args:
+            optimizer: Whose step.
+            at: Its number.
+        """
+        passed, self._at = max(at - self._at, 1), at
+        self._looks += 1
+        gradients = list(map(_GRADIENT, self._followed))
+        before = self._versions
+        self._versions = versions = tuple([None if g is None else torch_private.version(g) for g in gradients])
+        written = [
+            None if now is None else (now - (then or 0)) / passed
+            for now, then in zip(versions, before or versions, strict=True)
+        ]
+        rates = [r for r in [group.get("lr") for group in _GROUPS(optimizer)] if isinstance(r, (int, float))]
+        rate, last = max(rates, default=0.0), self._rate
+        self._rate = rate
+        kind = (rates.count(0.0), *written)
+        new = kind not in self._known
+        if new and len(self._known) < MOST:
+            self._known.add(kind)
+            if self._looks > LEAST:
+                return True
+        return rate > JUMP * last > 0 or self._jumps(gradients)
+
+    def _jumps(self, gradients: list[Tensor | None]) -> bool:
+        """Return whether the size of the gradients has left its level, where that is known without a wait."""
+        reader = self._reader
+        if reader is None or {*map(type, gradients)} != {Tensor}:
+            return False
+        read = reader.read(gradients)
+        if read is None:
+            return False
+        entries = read[HEAD:]
+        squares = np.add.reduceat(entries * entries, self._begins).tolist()
+        total = sum(squares)
+        if math.isfinite(total):
+            faint = FAINT * total + TINY
+            total = sum([math.log(square + faint) for square in squares]) / (2 * len(squares))
+        return self._chart.leaves(total)
