@@ -101,11 +101,11 @@ def rectifier_spies(see: See) -> list[Spy]:
     return [*methods, *spies_on({torch.relu: see, torch.relu_: see})]
 
 
-def spies_on(shown: Mapping[Callable[..., Any], See]) -> list[Spy]:
+def spies_on(shown: Mapping[Any, See]) -> list[Spy]:
     """Return spies on functions under every name that a module of Python imported so far knows them by.
 
     Args:
-        shown: What sees the calls of each; all are searched for at once, which takes as long as one.
+        shown: What sees the calls of each function; all are searched for at once, which takes as long as one.
     """
     wanted = {id(function): see for function, see in shown.items()}
     spies = []
