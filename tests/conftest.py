@@ -1,6 +1,7 @@
 """What every test shares."""
 
 import gc
+import importlib
 import importlib.util
 import random
 from pathlib import Path
@@ -46,7 +47,11 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_finish():
-    """Have garbage collections pass over the half million objects that collecting the tests made: a fifth of their time."""
+    """Have garbage collections pass over the half million objects that collecting the tests made: a fifth of their time.
+
+    Those of the compiler, which the first optimizer imports, are then passed over too.
+    """
+    importlib.import_module("torch._dynamo")
     gc.collect()
     gc.freeze()
 

@@ -29,6 +29,9 @@ SHOWN = 32
 """Modules named at most."""
 PARTS = 32
 """Children of a model whose own forward pass is not called that are looked at, at most."""
+DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
+SOURCES = ("normal", "rand", "rand_like", "randn", "randn_like")
+"""Functions that draw from a continuous distribution."""
 
 
 class ModeInstrument(Instrument):
@@ -211,21 +214,14 @@ class _Look:
         enter, leave = guard(self._enter), guard(self._leave)
         self._stack.callback(register_module_forward_pre_hook(enter).remove)
         self._stack.callback(register_module_forward_hook(leave, always_call=True).remove)
-        for function in (
-            nn.functional.dropout,
-            nn.functional.dropout1d,
-            nn.functional.dropout2d,
-            nn.functional.dropout3d,
-            nn.functional.alpha_dropout,
-            nn.functional.feature_alpha_dropout,
-        ):
-            self._spy(spies_on(function, guard(self._dropped)))
-        self._spy(spies_on(nn.functional.scaled_dot_product_attention, guard(self._attended)))
-        self._spy(spies_on(torch.bernoulli, guard(self._masked)))
-        self._spy([Spy(Tensor, name, guard(self._masked)) for name in ("bernoulli_", "bernoulli")])
-        for source in (torch.normal, torch.rand, torch.rand_like, torch.randn, torch.randn_like):
-            self._spy(spies_on(source, guard(self._drew)))
-        self._spy([Spy(Tensor, name, guard(self._drew)) for name in ("exponential_", "normal_", "uniform_")])
+        dropped, masked, drew = guard(self._dropped), guard(self._masked), guard(self._drew)
+        # Looked up now: another watcher may have put something in their place.
+        shown = {getattr(nn.functional, name): dropped for name in DROPOUTS}
+        shown |= {getattr(torch, name): drew for name in SOURCES}
+        shown |= {nn.functional.scaled_dot_product_attention: guard(self._attended), torch.bernoulli: masked}
+        self._spy(spies_on(shown))
+        self._spy([Spy(Tensor, name, masked) for name in ("bernoulli_", "bernoulli")])
+        self._spy([Spy(Tensor, name, drew) for name in ("exponential_", "normal_", "uniform_")])
 
     def close(self) -> None:
         """Put everything back."""

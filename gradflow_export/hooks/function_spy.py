@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -91,23 +91,30 @@ def attention_spies(see_attention: See, see_softmax: See) -> list[Spy]:
     ``F.softmax`` and ``nn.Softmax`` call ``Tensor.softmax``. A name that was bound by ``from torch.nn.functional import
     scaled_dot_product_attention`` is found among the globals of all modules imported so far.
     """
-    attention = spies_on(torch.nn.functional.scaled_dot_product_attention, see_attention)
-    return [Spy(Tensor, "softmax", see_softmax), *attention, *spies_on(torch.softmax, see_softmax)]
+    shown = {torch.nn.functional.scaled_dot_product_attention: see_attention, torch.softmax: see_softmax}
+    return [Spy(Tensor, "softmax", see_softmax), *spies_on(shown)]
 
 
 def rectifier_spies(see: See) -> list[Spy]:
     """Return spies on ``torch.relu``, ``Tensor.relu`` and their in-place forms, which ``F.relu`` calls too."""
     methods = [Spy(Tensor, name, see) for name in ("relu", "relu_")]
-    return [*methods, *spies_on(torch.relu, see), *spies_on(torch.relu_, see)]
+    return [*methods, *spies_on({torch.relu: see, torch.relu_: see})]
 
 
-def spies_on(function: Callable[..., Any], see: See) -> list[Spy]:
-    """Return spies on one function under every name that a module of Python imported so far knows it by."""
+def spies_on(shown: Mapping[Any, See]) -> list[Spy]:
+    """Return spies on functions under every name that a module of Python imported so far knows them by.
+
+    Args:
+        shown: What sees the calls of each function; all are searched for at once, which takes as long as one.
+    """
+    wanted = {id(function): see for function, see in shown.items()}
     spies = []
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith("torch.") and module_name != "torch.nn.functional":
             continue
-        for name, value in list(getattr(module, "__dict__", {}).items()):
-            if value is function:
-                spies.append(Spy(module, name, see))
+        known = getattr(module, "__dict__", {})
+        # Of most modules this is all, without a step of Python for each name.
+        if wanted.keys().isdisjoint(map(id, list(known.values()))):
+            continue
+        spies += [Spy(module, name, wanted[id(value)]) for name, value in list(known.items()) if id(value) in wanted]
     return spies

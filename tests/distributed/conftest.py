@@ -23,18 +23,9 @@ def start(folder, names, count=2):
         found.bind(("127.0.0.1", 0))
         store = f"127.0.0.1:{found.getsockname()[1]}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GRADFLOW_VERBOSE": "0"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(JOB), str(rank), str(count), store, str(folder), *names],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    said = [process.communicate(timeout=280)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [0] * count, "\n".join(said)
+    words = [sys.executable, str(JOB), str(count), store, str(folder), *names]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
     return {
         name: {
             rank: pickle.loads(path.read_bytes()) for rank in range(2) if (path := saved(folder, name, rank)).exists()

@@ -1,13 +1,17 @@
-"""One process of a job: ``python job.py <rank> <ranks> <store> <folder> <scenario>...``; results are pickled."""
+"""The processes of a job: ``python job.py <ranks> <store> <folder> <scenario>...``; results are pickled."""
 
 import logging
 import os
 import pickle
+import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import torch
+import torch.distributed.fsdp
+import torch.distributed.tensor.parallel
 from torch import distributed, nn
 
 from gradflow_export import Exporter, MemoryWriter
@@ -248,8 +252,7 @@ class Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def main():
-    rank, ranks, store, folder, names = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:]
+def main(rank, ranks, store, folder, names):
     torch.set_num_threads(1)
     host, port = store.split(":")
     common = distributed.TCPStore(host, int(port), ranks, is_master=rank == 0, wait_for_workers=False)
@@ -271,5 +274,30 @@ def main():
     distributed.destroy_process_group()
 
 
+def fork(count, *rest):
+    """Fork the ranks, which share what was imported; return whether all end well. Where one fails, the others are ended."""
+    ranks = set()
+    for rank in range(count):
+        child = os.fork()
+        if not child:
+            status = 1
+            try:
+                main(rank, count, *rest)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        ranks.add(child)
+    while ranks:
+        child, status = os.wait()
+        ranks.remove(child)
+        if status:
+            for other in ranks:
+                os.kill(other, signal.SIGKILL)
+            return False
+    return True
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(not fork(int(sys.argv[1]), *sys.argv[2:4], sys.argv[4:]))

@@ -1,6 +1,7 @@
 """Rectifiers called as functions: seen while the model's own forward pass runs, named by the layer that feeds them."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
+from gradflow_export.checks.mode_reader import _Look
+from gradflow_export.hooks.guards import unguarded
 from gradflow_export.hooks.module_calls import ModuleCalls
 from gradflow_export.instruments.activations.modules import ActivationInstrument
 
@@ -115,3 +118,22 @@ def test_a_layer_that_a_function_shuts_is_dead_and_training_is_the_same(way):
     assert [(issue.issue_type, issue.layer) for issue in issues] == [(IssueType.DEAD, "two")]
     for mine, theirs in zip(watched.parameters(), alone.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_names_of_all_modules_are_read_once_for_all_functions_of_a_look(monkeypatch):
+    """A process has thousands of modules: a look at an evaluation searches them once for the thirteen it is about."""
+    reads = []
+
+    class Module:
+        @property
+        def __dict__(self):
+            reads.append(self)
+            return {"noise": None}
+
+    monkeypatch.setitem(sys.modules, "elsewhere", Module())
+    before = F.dropout, torch.randn
+    look = _Look(nn.Linear(2, 2), unguarded)
+    assert not any(now is then for now, then in zip((F.dropout, torch.randn), before, strict=True))
+    look.close()
+    assert (F.dropout, torch.randn) == before
+    assert len(reads) == 1
