@@ -199,8 +199,9 @@ def _has_rows(weight: Tensor) -> bool:
 
 def _is_own(module: nn.Module) -> bool:
     """Whether a module is of a kind that somebody made for weights of its own."""
-    own = isinstance(module, _HOLDERS) or not type(module).__module__.startswith(_NO_LAYERS)
-    return own and not isinstance(module, _TABLES)
+    return not isinstance(module, _TABLES) and (
+        isinstance(module, _HOLDERS) or not type(module).__module__.startswith(_NO_LAYERS)
+    )
 
 
 def _gains(weights: list[Tensor], own: list[bool]) -> list[Tensor]:

@@ -17,8 +17,6 @@ _OTHERS = tuple(
     if kind not in {IssueType.NOT_LEARNING, IssueType.MEMORY_USAGE, IssueType.MEMORY_LEAK, IssueType.HEAD_REDUNDANCY}
 )
 
-_FLAT = " and does not fall against its own noise: nothing of the inputs is used."
-_UNREAD = ": its targets depend on the inputs, and its predictions do not."
 _FIT_FIRST = (
     "first fit one batch, for _ in range(200): step(x, y): where its loss does not go to 0, the graph, the rate or the "
     "optimizer is at fault, else the data; then try ten times and a tenth of the rate."
@@ -92,26 +90,37 @@ class NotLearning(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge all losses of this record."""
-        sites = layers_of(record, "loss.over_constant")
+        sites = layers_of(record, "loss.over_constant") if record.step >= self.settle else ()
         known = all(seen(record, "loss.known", site) for site in sites)
-        if record.step < self.settle:
-            return ()
         stuck = {site: no_better(history, site, self.level, self.readings) for site in sites}
         shares = {s: v for s, v in stuck.items() if v is not None and not self._excused(record, history, s)}
         worst = max(shares.values(), default=0.0)
         falls = solved(history) or still_falls(history) or (worst > self.wild and fell(history))
         whole = known and len(shares) == len(sites) and not falls
         if not whole:
-            apart = not known or len(sites) > 1
-            shares = {s: v for s, v in shares.items() if apart and v <= self.wild and self._unread(record, history, s)}
+            parts = {} if known and len(sites) == 1 else shares
+            shares = {s: v for s, v in parts.items() if v <= self.wild and self._unread(record, history, s)}
             worst = max(shares.values(), default=0.0)
         if not shares:
             return ()
         layers, part = (("",), "the loss") if whole else (tuple(shares), f"the loss at {some(tuple(shares))}")
-        message = f"After {record.step} steps {part} is {number(worst)} times that of the best constant answer"
-        kind, severity, advice = IssueType.NOT_LEARNING, Severity.MEDIUM, _FIT_FIRST if whole else _WEIGH
-        message += _FLAT if whole else _UNREAD
-        return (Finding(kind, severity, layers, worst, self.level, message, advice, follows_from=_OTHERS),)
+        message = f"After {record.step} steps {part} is {number(worst)} times that of the best constant answer" + (
+            " and does not fall against its own noise: nothing of the inputs is used."
+            if whole
+            else ": its targets depend on the inputs, and its predictions do not."
+        )
+        return (
+            Finding(
+                IssueType.NOT_LEARNING,
+                Severity.MEDIUM,
+                layers,
+                worst,
+                self.level,
+                message,
+                _FIT_FIRST if whole else _WEIGH,
+                follows_from=_OTHERS,
+            ),
+        )
 
     def refuted(self, issue: Issue, history: History) -> bool:
         """Whether the loss has fallen since: it is read more often than the best constant's."""
