@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from gradflow_export.autograd_graph.drawn_together import drawn_together
 from gradflow_export.autograd_graph.loss_balance import scales_that_fall
 from gradflow_export.autograd_graph.loss_domain import sign_of
 from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, dim_of, factor_of, shape_of
@@ -17,6 +18,7 @@ from gradflow_export.records.loss_mistakes import (
     BROADCAST,
     CLAMPED_SCORES,
     COSINES_IN_CE,
+    DRAWN_TOGETHER,
     FOCAL_OF_MEAN,
     OVER_POSITIONS,
     OVERLAP_MINIMISED,
@@ -103,8 +105,8 @@ def forms_of(root: Any) -> list[Form]:
                 # Only what is averaged over everything at once was not meant to be a table of pairs.
                 entire = whole and (kind not in {Op.MEAN, Op.SUM} or shape_of(node) == ())
                 waiting.append((source, turned, entire, bare and turned != 0.0 and kind not in {Op.DIV, Op.MUL}))
-    falling = scales_that_fall(root)
-    return found if falling is None else [*found, (WITHOUT_BOUND, 1.0, falling)]
+    wholes = {WITHOUT_BOUND: scales_that_fall(root), DRAWN_TOGETHER: drawn_together(root)}
+    return [*found, *((mistake, 1.0, node) for mistake, node in wholes.items() if node is not None)]
 
 
 def _form(node: Node, kind: str, sign: float) -> Form | None:

@@ -133,6 +133,7 @@ class Op:
     UNSQUEEZE: Final = "Unsqueeze"
     VIEW: Final = "View"
     WHERE: Final = "Where"
+    XLOGY: Final = "Xlogy"
 
 
 BY_HAND = frozenset((Op.CHECKPOINT, Op.COPY_SLICES, Op.LEAF, Op.ONCE))

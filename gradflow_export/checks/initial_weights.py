@@ -50,6 +50,8 @@ million samples, 1e-4 of itself, and a step is a small share of the weights.
 _NO_LAYERS = ("torch.nn.", "torch.ao.")
 """Where modules come from that hold weights of other kinds: norms, tables, attention."""
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Bilinear, nn.RNNBase, nn.RNNCellBase)
+_HOLDERS = (nn.ParameterList, nn.ParameterDict)
+"""Lists of weights that somebody else's ``forward`` uses."""
 _TABLES = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, torch_private.Norm, *_LAYERS)
 
 
@@ -197,7 +199,9 @@ def _has_rows(weight: Tensor) -> bool:
 
 def _is_own(module: nn.Module) -> bool:
     """Whether a module is of a kind that somebody made for weights of its own."""
-    return not isinstance(module, _TABLES) and not type(module).__module__.startswith(_NO_LAYERS)
+    return not isinstance(module, _TABLES) and (
+        isinstance(module, _HOLDERS) or not type(module).__module__.startswith(_NO_LAYERS)
+    )
 
 
 def _gains(weights: list[Tensor], own: list[bool]) -> list[Tensor]:

@@ -17,6 +17,15 @@ _OTHERS = tuple(
     if kind not in {IssueType.NOT_LEARNING, IssueType.MEMORY_USAGE, IssueType.MEMORY_LEAK, IssueType.HEAD_REDUNDANCY}
 )
 
+_FIT_FIRST = (
+    "first fit one batch, for _ in range(200): step(x, y): where its loss does not go to 0, the graph, the rate or the "
+    "optimizer is at fault, else the data; then try ten times and a tenth of the rate."
+)
+_WEIGH = (
+    "weigh this part more or the others less: sum a reconstruction over its features where a KL is summed, let the "
+    "weight of a KL grow from 0, divide the loss of each task by its first size."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class NotLearning(Check):
@@ -28,8 +37,9 @@ class NotLearning(Check):
     cases, one by 1.2 in nine of ten. Where it lies above ``wild`` times that level, as after a bad start or under
     dropout, it must not have fallen since the first step.
 
-    Said of losses that are known as a whole; those of players of a game, in which a batch has one kind of target, and
-    of policies tell nothing by their size.
+    Beside parts that are unknown or learn, a part of the loss counts from step ``patient`` on where its targets are
+    known to depend on the inputs, and its predictions do not go with them: the reconstruction of a VAE whose KL drowns
+    it. Those of players of a game, in which a batch has one kind of target, and of policies tell nothing by their size.
 
     Why it is bad:
         The model says the same of every sample. It may be any mistake that nothing else has named: it is a last resort.
@@ -44,8 +54,8 @@ class NotLearning(Check):
 
     Not reported:
         Another issue explains it; the loss falls against its own noise; predictions go with their targets all the
-        same; the first 120 steps; losses that are not known
-        as a whole; players of a game and policies, whose losses tell nothing by their size.
+        same; the first 120 steps, 200 of a part; parts whose targets do not show that they depend on the inputs;
+        players of a game and policies, whose losses tell nothing by their size.
 
     Attributes:
         settle: Steps in which a model may find its feet.
@@ -80,37 +90,46 @@ class NotLearning(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge all losses of this record."""
-        if record.step < self.settle or solved(history) or still_falls(history):
-            return ()
-        shares = {}
-        for site in layers_of(record, "loss.over_constant"):
-            share = no_better(history, site, self.level, self.readings)
-            if not seen(record, "loss.known", site) or (share is not None and share > self.wild and fell(history)):
-                return ()
-            if share is None or self._excused(record, history, site):
-                return ()
-            shares[site] = share
+        sites = layers_of(record, "loss.over_constant") if record.step >= self.settle else ()
+        known = all(seen(record, "loss.known", site) for site in sites)
+        stuck = {site: no_better(history, site, self.level, self.readings) for site in sites}
+        shares = {s: v for s, v in stuck.items() if v is not None and not self._excused(record, history, s)}
+        worst = max(shares.values(), default=0.0)
+        falls = solved(history) or still_falls(history) or (worst > self.wild and fell(history))
+        whole = known and len(shares) == len(sites) and not falls
+        if not whole:
+            parts = {} if known and len(sites) == 1 else shares
+            shares = {s: v for s, v in parts.items() if v <= self.wild and self._unread(record, history, s)}
+            worst = max(shares.values(), default=0.0)
         if not shares:
             return ()
-        worst = max(shares.values())
+        layers, part = (("",), "the loss") if whole else (tuple(shares), f"the loss at {some(tuple(shares))}")
+        message = f"After {record.step} steps {part} is {number(100 * worst)} % of that of the best constant answer" + (
+            " and does not fall against its own noise: nothing of the inputs is used."
+            if whole
+            else ": its targets depend on the inputs, and its predictions do not."
+        )
         return (
             Finding(
                 IssueType.NOT_LEARNING,
                 Severity.MEDIUM,
-                ("",),
+                layers,
                 worst,
                 self.level,
-                f"After {record.step} steps the loss is {number(100 * worst)} % of that of the best constant answer "
-                "and does not fall against its own noise: nothing of the inputs is used.",
-                "first fit one batch, for _ in range(200): step(x, y): where its loss does not go to 0, the graph, the "
-                "rate or the optimizer is at fault, else the data; then try ten times and a tenth of the rate.",
+                message,
+                _FIT_FIRST if whole else _WEIGH,
                 follows_from=_OTHERS,
             ),
         )
 
     def refuted(self, issue: Issue, history: History) -> bool:
         """Whether the loss has fallen since: it is read more often than the best constant's."""
-        return fell_since(history, issue.step)
+        return issue.layer == "" and fell_since(history, issue.step)
+
+    def _unread(self, record: StepRecord, history: History, site: str) -> bool:
+        """Whether a part's targets are known to depend on the inputs, and its predictions were looked at."""
+        tests, goes = past(history, "target.dependence", site), past(history, "loss.sense", site)
+        return record.step >= self.patient and len(goes) >= self.readings and bool((tests[-1:] >= self.sure).any())
 
     def _excused(self, record: StepRecord, history: History, site: str) -> bool:
         """Whether something is learned, however little, or targets are to be judged first."""

@@ -233,12 +233,25 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice="turn them round: nn.CrossEntropyLoss(weight=counts.sum() / counts), or "
             "nn.BCEWithLogitsLoss(pos_weight=negatives / positives).",
         ),
+        known.DRAWN_TOGETHER: _Told(
+            message="The loss does nothing but draw two predictions together, and trains both: it is least where every "
+            "sample gets the same answer.",
+            advice="take one side as given: loss = criterion(student, teacher.detach()), with the teacher left out of "
+            "the optimizer; or add what holds samples apart, such as targets, negatives or a term on the variance.",
+        ),
     }
 )
 
 
 _LESSER = frozenset(
-    (known.COSINES_IN_CE, known.FOCAL_OF_MEAN, known.MANY_LABELS, known.RELU_BEFORE_CE, known.WEIGHTS_TURNED)
+    (
+        known.COSINES_IN_CE,
+        known.DRAWN_TOGETHER,
+        known.FOCAL_OF_MEAN,
+        known.MANY_LABELS,
+        known.RELU_BEFORE_CE,
+        known.WEIGHTS_TURNED,
+    )
 )
 
 
@@ -272,7 +285,7 @@ class WrongLoss(Check):
     Not reported:
         Log-probabilities given to a cross-entropy, which a second log_softmax does not change; binary cross-entropy on
         one-hot classes; a loss with a minus that does not grow, as a game's player has; a ReLU before the loss that
-        lets gradients through.
+        lets gradients through; two predictions drawn together beside targets, negatives or anything else.
 
     Attributes:
         reach: Least share of the targets' variance that is out of reach.

@@ -39,6 +39,7 @@ SCORES_IN_OVERLAP = "scores given to an overlap"
 UNLIKELY = "log-probabilities without a minus"
 WITHOUT_BOUND = "scale without balance"
 WEIGHTS_TURNED = "weights of classes turned round"
+DRAWN_TOGETHER = "predictions drawn together alone"
 
 MISTAKES = (
     SOFTMAX_BEFORE_CE,
@@ -78,5 +79,6 @@ MISTAKES = (
     UNLIKELY,
     WITHOUT_BOUND,
     WEIGHTS_TURNED,
+    DRAWN_TOGETHER,
 )
 """All of them."""

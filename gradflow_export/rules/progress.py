@@ -102,20 +102,10 @@ class Stagnation(Rule):
         moved = np.flatnonzero((readings.present[-1:] & (readings.values[-1:] > 0)).any(axis=0))
         return {readings.sites[index] for index in moved}.issuperset(issue.layers)
 
-    def _at(self, record: StepRecord, name: str, sites: tuple[str, ...]) -> FloatArray:
-        """Return a parameter metric at ``sites``, NaN where missing. Shape: ``[len(sites)]``."""
-        reading = record.get(f"parameter.{name}")
-        if reading is None:
-            return np.full(len(sites), _MISSING)
-        if reading.sites == sites:
-            return np.where(reading.present, reading.values, _MISSING)
-        known = reading.as_dict()
-        return np.array([_MISSING if known.get(site) is None else known[site] for site in sites], dtype=np.float32)
-
     def _reasons(
         self, record: StepRecord, sites: tuple[str, ...], still: npt.NDArray[np.bool_]
     ) -> dict[str, tuple[str, ...]]:
-        norms, rates = self._at(record, "gradient_norm", sites), self._at(record, "learning_rate", sites)
+        norms, rates = _at(record, "parameter.gradient_norm", sites), _at(record, "parameter.learning_rate", sites)
         loudest: dict[str, float] = {}
         for index in np.flatnonzero(~still & (norms > 0)):
             module = owner(sites[index])
@@ -138,7 +128,7 @@ class Stagnation(Rule):
 
     def _blank(self, record: StepRecord, sites: tuple[str, ...], layers: tuple[str, ...]) -> tuple[str, ...]:
         """Return those parameters whose modules hold nothing but zeros."""
-        sizes = self._at(record, "weight_norm", sites)
+        sizes = _at(record, "parameter.weight_norm", sites)
         filled = {owner(site) for site, size in zip(sites, sizes, strict=True) if size != 0.0}
         return tuple(site for site in layers if owner(site) not in filled)
 
@@ -166,21 +156,25 @@ class Stagnation(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class LostUpdates(Rule):
-    """Find runs in coarse number formats, or on declared grids, whose updates are nearly all rounded away.
+    """Find runs in coarse number formats, or on declared grids, whose updates are mostly rounded away.
 
-    What an optimizer meant is compared with what arrived, entry by entry, so that a model in which a few weights still
-    move is found too, and sooner than by waiting for bits that rest.
+    What an optimizer meant is compared with what arrived, entry by entry: found too, and sooner than by waiting for
+    bits that rest, are models of which a few weights still move.
 
     Source: Zamirai et al. 2020, arXiv:2010.06192.
 
     Attributes:
-        lost: Least share of the entries meant to change that did not.
-        effectiveness: Greatest effectiveness of the update as a whole.
+        lost: Least share of the entries meant to change that did not, where it is grave.
+        effectiveness: Greatest effectiveness of the update as a whole where it is grave.
+        most: Least such share that is reported.
+        part: Greatest effectiveness that is reported.
         patience: A warm-up begins with updates that are lost, and is over soon.
     """
 
     lost: float = 0.95
     effectiveness: float = 0.1
+    most: float = 0.6
+    part: float = 0.55
     patience: int = 8
     heal: int = 2
 
@@ -194,21 +188,22 @@ class LostUpdates(Rule):
         each = record.get("parameter.lost_share")
         if share is None or arrived is None or each is None or converged(record, history):
             return ()
-        if not (share >= self.lost and arrived <= self.effectiveness):
+        grave = share >= self.lost and arrived <= self.effectiveness
+        if not grave and (share < self.most or arrived > self.part or _on_grids(record)):
             return ()
         order = np.argsort(-np.where(each.present, each.values, -1.0), kind="stable")
-        layers = tuple(each.sites[i] for i in order if each.present[i] and each.values[i] >= self.lost)
+        layers = tuple(each.sites[i] for i in order if each.present[i] and each.values[i] >= self.most)
         message = (
-            f"{100 * share:.3g} % of the updates that the optimizer meant did not change a bit of the weights "
+            f"{number(100 * share)} % of the updates that the optimizer meant did not change a bit of the weights "
             f"({some(layers)}): {ROUNDING}."
         )
         return (
             Finding(
                 IssueType.STAGNATION,
-                Severity.HIGH,
+                Severity.HIGH if grave else Severity.MEDIUM,
                 layers,
                 share,
-                self.lost,
+                self.most,
                 message,
                 _OFF_GRID if _on_grids(record) else _advice(ROUNDING, layers[0]),
                 cause=ROUNDING,
@@ -230,6 +225,7 @@ class RoundedUpdates(LostUpdates):
         return tuple(
             replace(finding, issue_type=IssueType.NOT_TRAINING, origin=ROUNDING)
             for finding in super().check(record, history)
+            if finding.severity is Severity.HIGH
         )
 
 
@@ -282,6 +278,8 @@ class TakenBack(Rule):
 def _at(record: StepRecord, metric: str, sites: tuple[str, ...]) -> FloatArray:
     """Return a metric at ``sites``, NaN where missing. Shape: ``[len(sites)]``."""
     reading = record.get(metric)
+    if reading is not None and reading.sites == sites:
+        return np.where(reading.present, reading.values, _MISSING)
     known = {} if reading is None else reading.as_dict()
     return np.array([np.nan if known.get(site) is None else known[site] for site in sites], dtype=np.float32)
 

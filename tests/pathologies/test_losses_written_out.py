@@ -130,3 +130,17 @@ def test_an_activation_before_a_difference_bounds_it():
     model = nn.Sequential(net(outputs=2), nn.ReLU())
     exporter, _ = run(model, lambda out, y: ((out - y) ** 2).mean(), lambda: (torch.randn(48, 6), torch.randn(48, 2)))
     assert IssueType.WRONG_LOSS in {issue.issue_type for issue in exporter.issues}
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_teacher_that_learns_from_its_student(given):
+    """Two networks that are only drawn together are told; one that is taken as given is in order."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"student": net(), "teacher": net()})
+    model.forward = lambda x: (model["student"](x), model["teacher"](x).detach() if given else model["teacher"](x))
+
+    def loss(out, _):
+        return F.kl_div(out[0].log_softmax(1), out[1].softmax(1), reduction="batchmean")
+
+    found = [issue.cause for issue in run(model, loss, classes, steps=8)[0].issues]
+    assert ("predictions drawn together alone" in found) is not given

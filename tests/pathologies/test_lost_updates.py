@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gradflow_export import Exporter, IssueType, MemoryWriter
+from gradflow_export import Exporter, IssueType, MemoryWriter, Severity
 
 
 def issues(lr, spread, steps=20, warmup=0):
@@ -49,3 +49,9 @@ def test_updates_that_arrive_are_no_stagnation():
 def test_a_short_warm_up_is_no_stagnation():
     """Five steps at next to no learning rate lose everything, and are over."""
     assert issues(0.3, 0.0, warmup=5) == []
+
+
+def test_half_of_a_step_that_is_rounded_away_is_reported_at_medium():
+    """Where most entries rest and the large ones move, training is slower than its rate says."""
+    found = issues(0.01, 0.0)
+    assert [(issue.severity, issue.open) for issue in found] == [(Severity.MEDIUM, True)]

@@ -431,19 +431,19 @@ def test_linear_maps_on_purpose_are_left_in_peace():
         assert issues(model, squared, data=plane, steps=60) == []
 
 
-def judged(level, *rules, steps=160):
+def judged(level, *rules, steps=160, falls=0.0, **beside):
     """Return the types of :func:`judged_issues`."""
-    return [issue.issue_type for issue in judged_issues(level, *rules, steps=steps)]
+    return [issue.issue_type for issue in judged_issues(level, *rules, steps=steps, falls=falls, **beside)]
 
 
-def judged_issues(level, *rules, steps=160):
+def judged_issues(level, *rules, steps=160, falls=0.0, **beside):
     """Return the issues of a run whose loss scatters around ``level(step)`` times that of the best constant."""
     judge, noise = Judge(rules, strict=True), np.random.default_rng(0)
     for step in range(1, steps + 1):
         loss = level(step) + 0.05 * noise.normal()
-        facts = {"mistake.softmax over one class": 1.0, "loss.over_constant": loss, "loss.known": 1.0}
+        facts = {"mistake.softmax over one class": 1.0, "loss.over_constant": loss, "loss.known": 1.0, **beside}
         evidence = evidence_of(step, {name: {"head": value} for name, value in facts.items()})
-        judge.check(StepRecord(step, 0.0, (Reading.run("loss", loss),), evidence=evidence))
+        judge.check(StepRecord(step, 0.0, (Reading.run("loss", loss - falls * step),), evidence=evidence))
     return judge.issues
 
 
@@ -458,6 +458,18 @@ def test_what_nothing_explains_is_not_learning():
     (found,) = judged_issues(lambda _: 1.0, NotLearning())
     assert "% of that of the best constant answer" in found.message, "nobody says that a loss is 1 times another"
     assert judged(lambda _: 1.0, NotLearning(), steps=99) == []
+
+
+def test_a_part_of_the_loss_that_others_drown():
+    """Beside parts that are not known and fall, one whose targets depend on the inputs and whose predictions do not."""
+    facts = {"loss.known": 0.0, "target.dependence": 100.0, "loss.sense": 0.1}
+
+    def of_part(level=1.0, **others):
+        return judged(lambda _: level, NotLearning(), steps=230, falls=0.01, **{**facts, **others})
+
+    assert of_part() == [IssueType.NOT_LEARNING]
+    for healthy in ({"loss.sense": 4.0}, {"target.dependence": 0.5}, {"loss.known": 1.0}, {"level": 0.8}):
+        assert of_part(**healthy) == []
 
 
 @pytest.mark.parametrize("ignored", [True, False])

@@ -178,3 +178,24 @@ def test_two_tables_of_zeros_that_are_multiplied(both):
             optimizer.step()
     found = [issue.cause for issue in exporter.issues if issue.issue_type == IssueType.BAD_INIT]
     assert found == (["zeros"] if both else [])
+
+
+class ByHand(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        sizes = ((8, 64), (64, 64), (64, 64), (64, 4))
+        self.weights = nn.ParameterList([nn.Parameter(scale * torch.randn(size)) for size in sizes])
+
+    def forward(self, x):
+        for weight in self.weights[:-1]:
+            x = torch.tanh(x @ weight)
+        return x @ self.weights[-1]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.125])
+def test_weights_that_a_parameter_list_holds(scale):
+    """Weights that a ``forward`` of somebody's own takes from a list are judged as those of layers are."""
+    torch.manual_seed(0)
+    model, mix = ByHand(scale), torch.randn(8, 4)
+    found = told(model, lambda x: F.cross_entropy(model(x), (x @ mix).argmax(1)), steps=30, lr=1e-3)
+    assert [cause for cause, _ in found] == ["too large"] * (scale == 1.0)

@@ -119,10 +119,9 @@ class BadInit(Check):
             if first
             else (*self._alike(record, history), *_doubles(record, self.alike), *_siblings(record, self.alike))
         )
-        large = (
-            *self._large(record, history), *self._head(record, history), *self._one_sided(record, history),
-            *self._steep(record, history),
-        )[:1]  # fmt: skip
+        looks = (self._large, self._head, self._one_sided, self._steep) if record.step >= self.after else (self._head,)
+        due = looks if self._due_to_weights(record, history) else ()
+        large = [finding for look in due for finding in look(record, history)][:1]
         return (*later, *large, *_small(self, record, history))
 
     def _alike(self, record: StepRecord, history: History) -> Iterable[Finding]:
@@ -166,8 +165,6 @@ class BadInit(Check):
 
     def _large(self, record: StepRecord, history: History) -> Iterable[Finding]:
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
-        if record.step < self.after or not self._due_to_weights(record, history):
-            return
         if not (len(over.steps) and len(gains.steps)):  # read at the same step for the first time
             return
         worse = over.present[-1] & (over.first >= self.worse) & (over.values[-1] > 1.0)
@@ -190,8 +187,6 @@ class BadInit(Check):
     def _one_sided(self, record: StepRecord, history: History) -> Iterable[Finding]:
         means, gains = history.at_sites("parameter.initial_mean"), history.at_sites("parameter.initial_gain")
         over = history.at_sites("loss.over_constant")
-        if record.step < self.after or not self._due_to_weights(record, history):
-            return
         if means.sites != gains.sites or not len(means.steps):
             return
         there = (means.first >= self.one_sided) & (gains.first >= self.great)
@@ -212,10 +207,8 @@ class BadInit(Check):
         )
         yield _finding(Severity.MEDIUM, names, greatest, self.one_sided, message, advice, ONE_SIDED)
 
-    def _head(self, record: StepRecord, history: History) -> Iterable[Finding]:
+    def _head(self, record: StepRecord, history: History) -> Iterable[Finding]:  # noqa: ARG002 - as the others
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
-        if not self._due_to_weights(record, history):
-            return
         known = dict(zip(gains.sites, gains.first.tolist(), strict=True))
         names = tuple(sorted((name for name in known if known[name] >= self.gain), key=lambda name: -known[name]))
         for site, times in zip(over.sites, over.first.tolist(), strict=True):
@@ -236,8 +229,6 @@ class BadInit(Check):
     def _steep(self, record: StepRecord, history: History) -> Iterable[Finding]:
         depth, gains = history.run("gain.depth"), history.at_sites("parameter.initial_gain")
         over = history.at_sites("loss.over_constant")
-        if record.step < self.after or not self._due_to_weights(record, history):
-            return
         if not len(gains.steps) or not depth.first >= self.steep:
             return
         shares = [no_better(history, site, self.level, 5) for site in over.sites]

@@ -1,0 +1,74 @@
+"""Losses that do nothing but draw two predictions together, with nothing that holds samples apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradflow_export.autograd_graph.layer_graph import NORMALISATIONS
+from gradflow_export.autograd_graph.loss_graph import LAYERS
+from gradflow_export.autograd_graph.loss_shape import SHAPES
+from gradflow_export.autograd_graph.nodes import Op, below, inputs, is_variant, kind_of, sources
+from gradflow_export.hooks.backward_listener import saved
+
+Node = Any
+
+_NEAR = 96
+_COMPARES = frozenset((Op.MSE_LOSS, Op.MUL, Op.SMOOTH_L1_LOSS))
+_SIZES = frozenset((Op.ABS, Op.LINALG_VECTOR_NORM, Op.POW))
+_ACTIVATIONS = frozenset((Op.CLAMP_MIN, Op.LOG_SOFTMAX, Op.SIGMOID, Op.SOFTMAX, Op.TANH))
+_SUMS = frozenset((Op.ADD, Op.DIV, Op.MEAN, Op.NEG, Op.RSUB, Op.SUB, Op.SUM, Op.XLOGY))
+_TO_EACH = SHAPES | _COMPARES | _SIZES | _ACTIVATIONS | _SUMS
+
+
+def drawn_together(root: Any) -> Node:
+    """Return the layer that made one of two predictions that a loss only draws together, ``None`` for other losses.
+
+    Nothing from outside enters between the layers and the loss, neither targets nor weights of samples, and nothing
+    compares samples with each other: the loss is least where all of them get one answer.
+
+    Args:
+        root: A scalar with a graph, before its backward pass.
+    """
+    ends: dict[Node, frozenset[Node]] = {}
+
+    def ends_of(node: Node) -> frozenset[Node]:
+        if node in ends:
+            return ends[node]
+        if _is_layer(node):
+            ends[node] = frozenset([node])
+            return ends[node]
+        if kind_of(node) not in _TO_EACH or _takes_from_outside(node) or len(ends) > _NEAR:
+            raise LookupError
+        ends[node] = frozenset[Node]().union(*map(ends_of, sources(node)))
+        return ends[node]
+
+    try:
+        ends_of(root.grad_fn)
+    except LookupError:
+        return None
+    # A difference alone is no distance: a critic scores what is real above what is not.
+    compares = [node for node in ends if kind_of(node) in _COMPARES]
+    compares += [below(node) for node in ends if kind_of(node) in _SIZES and kind_of(below(node)) == Op.SUB]
+    compared = ([ends[each] for each in sources(node)] for node in compares)
+    apart = [sides for sides in compared if len(sides) == 2 and all(sides) and sides[0].isdisjoint(sides[1])]
+    return next(iter(apart[0][0])) if apart else None
+
+
+def _is_layer(node: Node) -> bool:
+    """Whether a node is a layer with a weight that is trained, or a normalisation."""
+    kind = kind_of(node)
+    weight = below(node, LAYERS[kind][2]) if kind in LAYERS else None
+    while kind_of(weight) in SHAPES:
+        weight = below(weight)
+    return kind in NORMALISATIONS or kind_of(weight) == Op.LEAF
+
+
+def _takes_from_outside(node: Node) -> bool:
+    """Whether a tensor without a graph, other than a single number, may be an argument."""
+    kind, given = kind_of(node), inputs(node)
+    if None not in given or is_variant(node, Op.RSUB, 1):
+        return False
+    if kind in {Op.MUL, Op.DIV}:
+        other = saved(node, "self" if given[0] is None else "other")
+        return other is not None and other.numel() > 1
+    return kind in {*_COMPARES, Op.ADD, Op.RSUB, Op.XLOGY}

@@ -1,0 +1,56 @@
+"""Losses that only draw two predictions together, and others that are near to them."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradflow_export.autograd_graph.drawn_together import drawn_together
+
+one, other, norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
+x, y = torch.randn(6, 4), torch.randn(6, 4)
+
+
+def cosine(a, b):
+    return -F.cosine_similarity(a, b).mean()
+
+
+def unit_lengths(a, b):
+    return (2 - 2 * (F.normalize(a, dim=1) * F.normalize(b, dim=1)).sum(1)).mean()
+
+
+def certainty(a):
+    return -(a.softmax(1) * a.log_softmax(1)).sum(1).mean()
+
+
+DRAWN = {
+    "cosine": lambda: cosine(one(x), other(x)),
+    "both ways": lambda: cosine(other(one(x)), one(y)) / 2 + cosine(other(one(y)), one(x)) / 2,
+    "unit length": lambda: unit_lengths(one(x), other(x)),
+    "divergence": lambda: 4 * F.kl_div(one(x).log_softmax(1), other(x).softmax(1), reduction="batchmean"),
+    "squares": lambda: F.mse_loss(norm(one(x)), norm(one(y))),
+    "by hand": lambda: (one(x) - other(x)).pow(2).sum(1).mean(),
+}
+HELD = {
+    "taken as given": lambda: cosine(one(x), other(x).detach()),
+    "targets": lambda: F.mse_loss(one(x), y),
+    "targets beside": lambda: F.mse_loss(one(x), other(x)) + F.mse_loss(one(x), y),
+    "rewards": lambda: (one(x) - (y + 0.9 * one(y))).pow(2).mean(),
+    "distances": lambda: F.mse_loss((one(x) - one(y)).norm(dim=1), y[:, 0]),
+    "labels": lambda: (y * (one(x) - one(y)).pow(2)).sum(1).mean(dim=0),
+    "certainty": lambda: certainty(one(x)),
+    "negatives": lambda: F.cross_entropy(F.normalize(one(x), dim=1) @ F.normalize(other(x), dim=1).T, torch.arange(6)),
+    "margin": lambda: F.relu((one(x) - one(y)).pow(2) - (one(x) - one(-y)).pow(2) + 1).mean(),
+    "variance": lambda: F.mse_loss(one(x), one(y)) + F.relu(1 - one(x).std(0)).mean(),
+    "critic": lambda: one(x).mean() - one(y).mean(),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_two_predictions_that_nothing_holds_apart(name):
+    assert drawn_together(DRAWN[name]()) is not None
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_something_else_enters_or_compares_is_in_order(name):
+    assert drawn_together(HELD[name]()) is None
