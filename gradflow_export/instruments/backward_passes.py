@@ -91,8 +91,7 @@ class Passes:
 
     def count(self, *, adds: bool = True) -> None:
         """Count a pass, and where it adds to gradients, whether it finds any."""
-        self.begun += 1
-        self._count += 1
+        self.begun, self._count = self.begun + 1, self._count + 1
         if not adds:
             return
         held = tensors_at(self._chosen)

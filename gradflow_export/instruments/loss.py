@@ -88,8 +88,7 @@ class LossInstrument:
         self._rooted, self._told, self._numbered = False, False, -2
         self._begun, self._sent = TensorHooks(guard(self._backward)), TensorHooks(guard(self._sent_back))
         self._joined: list[Loss] = []
-        self._own: dict[int, Loss] = {}
-        self._sites: tuple[str, ...] = ()
+        self._own, self._sites = dict[int, Loss](), tuple[str, ...]()
         self._awaited: dict[int, Callable[[], Tensor | None]] = {}
         self._refused: set[str] = set()
         self.want_logits, self.seen, self.follows = False, False, True
@@ -98,15 +97,15 @@ class LossInstrument:
         self.root: tuple[object, float | None] = (None, None)
         self._components = LossComponents()
         self._called_at: float | None = None
-        self._seconds = self._spent = 0.0
+        self._seconds, self._spent = 0.0, 0.0
         self.placed: list[Placed] = []
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this instrument can give out."""
         losses = ("loss", "optimizer.loss", "loss.component", "loss.component_share")
-        names = (*losses, *LOGIT_METRICS, *LOGIT_ERRORS, *TARGET_METRICS, *TARGET_ERRORS, *UPSTREAM_METRICS)
-        return tuple(spec(name) for name in names)
+        read = (*LOGIT_METRICS, *LOGIT_ERRORS, *TARGET_METRICS, *TARGET_ERRORS, *UPSTREAM_METRICS)
+        return tuple(map(spec, (*losses, *read)))
 
     def attach(self) -> contextlib.ExitStack:
         """Begin to watch the criterion's calls."""
