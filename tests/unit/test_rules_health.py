@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from gradflow_export.checks.data_scale import TargetScale
 from gradflow_export.records.catalog import CATALOG
 from gradflow_export.records.evidence import evidence_of
 from gradflow_export.records.step_record import Reading, Severity, StepRecord
@@ -124,3 +125,33 @@ def test_a_branch_that_joins_others_is_no_bottleneck():
 
     assert not run(3.0)
     assert run(-1.0)
+
+
+@pytest.mark.parametrize("count", [3, 20, 300])
+def test_a_spike_lasts_until_most_of_what_was_gained_is_back(count):
+    """However few or many losses follow it."""
+    learned = [2.3, 1.8, 1.2, 0.7, 0.4, *[0.1] * 12]
+    (lost,) = issues(LossSpike(), loss=[*learned, 6.0, *[2.2] * count])
+    (back,) = issues(LossSpike(), loss=[*learned, 6.0, *[0.15] * count])
+    assert lost.healed_step is None
+    assert back.healed_step is not None
+
+
+def scaled(reach, over):
+    """Judge targets of a size of 1600 by the size of predictions against theirs, and the loss against a constant's."""
+    count = len(reach)
+    return issues(
+        TargetScale(),
+        loss=[1e6] * count,
+        target__rms=[{"r": 1600.0}] * count,
+        target__reach=[{"r": value} for value in reach],
+        loss__over_constant=[{"r": value} for value in over],
+    )
+
+
+def test_targets_out_of_scale_are_over_when_they_are_answered_better_than_by_a_constant():
+    """That predictions come nearer refutes nothing: they average a tenth of what they should."""
+    (nearer,) = scaled([0.01] * 30 + [0.11] * 30, [40.0] * 60)
+    (answered,) = scaled([0.01] * 30 + [0.9] * 30, [40.0] * 30 + [0.4] * 30)
+    assert nearer.healed_step is None
+    assert answered.healed_step is not None
