@@ -12,6 +12,7 @@ from gradflow_export.records.evidence import evidence_of
 from gradflow_export.records.step_record import Reading, Severity, StepRecord
 from gradflow_export.rules.bottleneck import Bottleneck
 from gradflow_export.rules.judge import Judge
+from gradflow_export.rules.learning_rate import LearningRate
 from gradflow_export.rules.stability import LossSpike, Unstable
 
 
@@ -155,3 +156,21 @@ def test_targets_out_of_scale_are_over_when_they_are_answered_better_than_by_a_c
     (answered,) = scaled([0.01] * 30 + [0.9] * 30, [40.0] * 30 + [0.4] * 30)
     assert nearer.healed_step is None
     assert answered.healed_step is not None
+
+
+def run_out(fall, count=330):
+    """Judge a run of which the last readings are at a millionth of the rate; ``fall`` of the loss a step until then."""
+    loss = [2.3 - fall * min(step, 210) + 0.02 * (step * 7 % 5 - 2) for step in range(count)]
+    return issues(
+        LearningRate(),
+        loss=loss,
+        learning_rate=[0.02 if step < 200 else 2e-8 if step >= 220 else 1e-3 for step in range(count)],
+        update__ratio=[1e-3] * count,
+    )
+
+
+def test_a_schedule_that_ran_out_while_the_loss_fell_is_told():
+    """Where the loss had long been flat, the rate may go to nothing."""
+    (stopped,) = run_out(0.001)
+    assert (stopped.cause, stopped.step, stopped.healed_step) == ("decayed", 221, None)
+    assert not run_out(0.0)
