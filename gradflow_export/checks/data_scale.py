@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
 from gradflow_export.rules.evidence import layers_of, no_better, past, seen
 from gradflow_export.rules.history import History
@@ -210,7 +210,7 @@ class TargetScale(Check):
     name: ClassVar[str] = "target-scale"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.DATA_SCALE,)
     evidence: ClassVar[tuple[str, ...]] = ("target.reach",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant")
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "target.rms")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the targets of this record."""
@@ -237,3 +237,10 @@ class TargetScale(Check):
                 ),
             )
         return ()
+
+    def lasts(self, issue: Issue, history: History) -> bool:  # noqa: ARG002 - one issue is of all targets
+        """Return whether targets are of such a size still, and no better answered: to come nearer is no end of it."""
+        sites = {*history.at_sites("target.rms").sites, *([RUN_SITE] if history.run("target.rms").count else [])}
+        sizes = {site: past(history, "target.rms", site)[-1:].sum() for site in sites}
+        wide = [site for site, size in sizes.items() if size >= self.large or 0 < size <= self.small]
+        return any(no_better(history, site, 0.9, 3) is not None for site in wide)

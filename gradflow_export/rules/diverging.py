@@ -1,4 +1,4 @@
-"""A loss that rises far above where it began: DIVERGING."""
+"""A loss that rises far above where it began, or loses what it had gained: DIVERGING."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.statistics import median
-from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import past
+from gradflow_export.rules.evidence import fall, no_better, past, supervised
 from gradflow_export.rules.history import History
 
 _CAUSES = (
@@ -26,18 +26,25 @@ _CAUSES = (
 )
 
 
+_LOST = "learning lost"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Diverging(Rule):
-    """Find runs whose loss lies far above its first values and does not come back.
+    """Find runs whose loss lies far above its first values, or whose learning is lost, and does not come back.
 
-    Judged on the loss alone: all of the last ``lasting`` losses lie above ``factor`` times the greatest of the first
-    ``begun``, and they do not fall.
+    Above: judged on the loss alone, all of the last ``lasting`` losses lie above ``factor`` times the greatest of the
+    first ``begun``, and they do not fall.
 
     What it means depends on what the loss is measured against. Where the loss of the best constant answer is known, a
     loss of ``worse`` times that is not the data's doing. Where it is not, targets may have grown, as those of a value
     function do: only when steps are large against the weights (``large``) as well, or the loss left its first values by
     ``far``, is it more than a remark. Losses of several optimizers that take turns tell nothing by their size, nor do
     losses that go below 0.
+
+    Lost: all losses since some step lie above the middle between the first ones and the best that lasted, for half as
+    long as it took to get there, they do not fall, and every loss, of known answers to known questions, is
+    back at that of the best constant answer. Harder data leave something of what was learned, or are learned in turn.
 
     Attributes:
         factor: Least multiple of the greatest of the first losses.
@@ -46,6 +53,9 @@ class Diverging(Rule):
         worse: Least multiple of the best constant's loss.
         large: Least update to weight ratio of a large step.
         far: Multiple of the first losses that no change of the data brings about.
+        forgotten: Least share of the best constant's loss at which nothing of what was learned is left.
+        deviations: Least gain, in robust standard deviations of the losses around the best ones.
+        away: Fewest steps for which a loss is lost.
         patience: Few; the last losses are the patience.
     """
 
@@ -55,15 +65,34 @@ class Diverging(Rule):
     worse: float = 2.0
     large: float = 1e-2
     far: float = 1e3
+    forgotten: float = 0.9
+    deviations: float = 6.0
+    away: int = 100
     patience: int = 2
     heal: int = 3
 
     name: ClassVar[str] = "diverging"
     needs: ClassVar[tuple[str, ...]] = ("loss",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate", "loss.over_constant", "loss.known", "update.ratio")
+    remembers: ClassVar[tuple[str, ...]] = (
+        "loss",
+        "learning_rate",
+        "loss.over_constant",
+        "loss.known",
+        "loss.supervised",
+        "update.ratio",
+    )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the last losses against the first."""
+        """Judge the last losses against the first, and against the best."""
+        if record.get("optimizer.loss") is not None:
+            return ()
+        return self._above(history) or self._lost(history)
+
+    def lasts(self, issue: Issue, history: History) -> bool:
+        """Return whether what was learned is still lost: one batch that is answered well is no end of it."""
+        return issue.cause == _LOST and self._forgot(history) is not None
+
+    def _above(self, history: History) -> tuple[Finding, ...]:
         loss = history.run("loss")
         recent = loss.values[-self.lasting :]
         if loss.count < self.begun + self.lasting or loss.low <= 0 or not loss.last > self.factor * loss.first:
@@ -72,8 +101,6 @@ class Diverging(Rule):
         began = float(every[: self.begun].max())
         now, before = median(recent[self.lasting // 2 :]), median(recent[: self.lasting // 2])
         if not (float(recent.min()) > self.factor * began and now >= 0.8 * before and math.isfinite(now)):
-            return ()
-        if record.get("optimizer.loss") is not None:
             return ()
         above = np.flatnonzero(every <= self.factor * began)
         since = int(steps[min(int(above[-1]) + 1, len(steps) - 1)])
@@ -94,6 +121,64 @@ class Diverging(Rule):
                 follows_from=_CAUSES,
             ),
         )
+
+    def _lost(self, history: History) -> tuple[Finding, ...]:
+        loss = history.run("loss")
+        # Nearly all runs end here.
+        if loss.count < self.begun + self.lasting or loss.low < 0 or not 2 * loss.last > loss.first + loss.low:
+            return ()
+        share = self._forgot(history)
+        steps, every = loss.whole()
+        if share is None or len(every) < self.begun + self.lasting or not np.isfinite(every).all():
+            return ()
+        windows = np.lib.stride_tricks.sliding_window_view(every, self.lasting // 2)
+        levels = np.median(windows, axis=1)
+        place, start = int(np.argmin(levels)), min(median(every[:3]), loss.first)
+        best = float(levels[place])
+        middle, noise = (start + best) / 2, 1.4826 * median(np.abs(windows[place] - best))
+        left = int(np.flatnonzero(every <= middle)[-1:].sum()) + 1
+        away, since = every[left:], int(steps[min(left, len(steps) - 1)])
+        if start - best < max(self.deviations * noise, 0.3 * start) or len(away) < 3:
+            return ()
+        if steps[-1] - since < max(self.away, since / 2) or fall(away[len(away) // 3 :]) >= 2.5:
+            return ()
+        now = median(loss.values[loss.steps >= since][-self.lasting // 2 :])
+        return (
+            Finding(
+                IssueType.DIVERGING,
+                Severity.HIGH,
+                ("",),
+                share,
+                self.forgotten,
+                f"the loss had fallen from {number(start)} to {number(best)}, and since step {since} lies at "
+                f"{number(now)}, {number(share)} times that of the best constant answer: what was learned is lost.",
+                f"look at what changed between steps {int(steps[left - 1])} and {since}: whether inputs and targets "
+                f"still belong together (order, shard, numbering of classes), {self._rate(history, since)}the mode of "
+                "the model, a checkpoint that was loaded; go back to the weights before it.",
+                since=since,
+                cause=_LOST,
+                urgent=True,
+                follows_from=_CAUSES,
+                origin=_LOST,
+            ),
+        )
+
+    def _forgot(self, history: History) -> float | None:
+        """Return the least loss against the best constant, where every one is no better than that; else ``None``."""
+        known, sites = history.at_sites("loss.known"), history.at_sites("loss.over_constant").sites
+        alone = history.run("loss.over_constant").count
+        if not supervised(history) or not bool((known.values[known.present] > 0).all()):
+            return None
+        shares = [no_better(history, site, self.forgotten, 2) for site in (*sites, *([RUN_SITE] if alone else ()))]
+        return min((share for share in shares if share is not None), default=None) if None not in shares else None
+
+    def _rate(self, history: History, since: int) -> str:
+        """Return what to say of a learning rate that changed while the loss was lost, with a comma."""
+        steps, rates = history.run("learning_rate").whole()
+        before = rates[steps < since][-1:].tolist()
+        if not before or 0.8 * before[0] <= rates[-1] <= 1.25 * before[0]:
+            return ""
+        return f"the learning rate and its scheduler ({number(before[0])} before, {number(float(rates[-1]))} now), "
 
     def _severity(self, history: History, times: float) -> Severity:
         sites = {*history.at_sites("loss.over_constant").sites, RUN_SITE}

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import fell, no_better
+from gradflow_export.rules.evidence import fall, fell, no_better
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import margin, margins, site_margins
 from gradflow_export.rules.signals import Floats, converged, settled, stuck
@@ -35,7 +35,8 @@ class LearningRate(Rule):
 
     The loss has not fallen, or hardly where nearly all gradients agree, and the learning rate does not rise (warm-up).
     Raised: a rate three times any before it, and the loss back where it was at first. Decayed: it lies below a
-    thousandth of its greatest value for longer than it lay above, while the loss is far from its end.
+    thousandth of its greatest value for longer than it lay above, while the loss is far from its end; or for a third of
+    that, at more than half of the first loss, which fell until the rate did.
 
     Source: size of an update against the weights, You et al. 2017, arXiv:1708.03888; steps along the tangent, Polyak
     1987, Introduction to Optimization, section 5.3.
@@ -244,13 +245,22 @@ class LearningRate(Rule):
         found = _finding(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
         yield replace(found, follows_from=_FLAT)
 
+    def _cut_short(self, history: History) -> bool:
+        """Whether the loss still fell against its noise where the rate was no less than a tenth of its greatest."""
+        steps, rates = history.run("learning_rate").whole()
+        at, losses = history.run("loss").whole()
+        losses = losses[at <= steps[rates >= 0.1 * float(rates.max())][-1]]
+        return fall(losses[len(losses) // 3 :]) >= 2.5
+
     def _decayed(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         rate = history.run("learning_rate")
         steps, values = rate.whole()
         low = values < self.decayed * rate.high
         since = int(steps[len(low) - int(np.argmin(low[::-1]))]) if low[-1:].all() and not low.all() else 0
         rest = record.step - since
-        if not since or rest < max(since, 50) or now < 0.2 * first:
+        if not since or rest < max(since / 3, 50) or now < 0.2 * first:
+            return
+        if rest < since and (now < 0.5 * first or not self._cut_short(history)):
             return
         message = (
             f"the learning rate fell from {number(rate.high)} to {number(rate.last)} by step {since} and stays there "
@@ -258,9 +268,11 @@ class LearningRate(Rule):
         )
         advice = (
             "call scheduler.step() once per epoch where its numbers count epochs, or give it the number of steps: "
-            "CosineAnnealingLR(optimizer, T_max=epochs * len(loader))."
+            "CosineAnnealingLR(optimizer, T_max=epochs * len(loader)); ReduceLROnPlateau is to have mode='min' for a "
+            "loss."
         )
-        yield _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
+        found = _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
+        yield replace(found, urgent=rest < since)  # what it was judged by are many losses already
 
 
 def _usual(history: History, gain: float) -> npt.NDArray[np.intp]:

@@ -73,3 +73,43 @@ def below_zero(losses, known):
         facts = (Evidence("loss", "head", step, {"over_constant": 1.5, "known": known}),) if step % 10 == 1 else ()
         judge.check(StepRecord(step, float(step), (Reading.run("loss", loss),), evidence=facts))
     return judge.issues
+
+
+def relapse(after, steps=range(1, 601), known=1.0, supervised=1.0):
+    """Judge a classifier of ten classes that learns until step 250, then has the losses of ``after``."""
+    judge, chance = Judge([Diverging()], strict=True), math.log(10)
+    for step in steps:
+        loss = max(chance * 0.98**step, 0.1) if step < 250 else after(step - 250)
+        loss *= 1 + 0.05 * math.sin(2.4 * step)
+        seen = {"over_constant": loss / chance, "known": known, "supervised": supervised}
+        facts = (Evidence("loss", "head", step, seen),) if step % 32 == 0 else ()
+        judge.check(StepRecord(step, float(step), (Reading.run("loss", loss),), evidence=facts))
+    return judge.issues
+
+
+SPARSE = (*range(1, 129), 160, 192, 224, 256, 512, 768)
+
+
+@pytest.mark.parametrize("steps", [range(1, 601), SPARSE], ids=["every step", "a budget"])
+def test_learning_that_is_lost_is_told_with_the_step(steps):
+    """The loss goes back to that of a constant answer, and stays: whether each step is read or very few."""
+    (issue,) = relapse(lambda t: 2.31 + 4.0 * 0.9**t, steps)
+    assert (issue.severity, issue.healed_step, issue.cause) == (Severity.HIGH, None, "learning lost")
+    assert 250 <= issue.step <= 256
+    assert f"since step {issue.step}" in issue.message
+
+
+def test_learning_that_comes_back_is_not_lost():
+    """Other tasks are learned in turn, harder data leave something; what is no answer to a question may rise."""
+    assert not relapse(lambda t: 2.31 * 0.98 ** (t % 200))
+    assert not relapse(lambda t: 1.4)
+    assert not relapse(lambda t: 2.31, known=0.0)
+    assert not relapse(lambda t: 2.31, supervised=0.0)
+
+
+def test_learning_that_was_lost_is_over_when_it_is_back():
+    """One batch that is answered well is no end of it."""
+    (lucky,) = relapse(lambda t: 0.5 if t in {290, 300} else 2.31)
+    (back,) = relapse(lambda t: 2.31 if t < 250 else 0.1)
+    assert lucky.healed_step is None
+    assert back.healed_step is not None

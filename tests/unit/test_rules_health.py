@@ -6,11 +6,13 @@ import random
 
 import pytest
 
+from gradflow_export.checks.data_scale import TargetScale
 from gradflow_export.records.catalog import CATALOG
 from gradflow_export.records.evidence import evidence_of
 from gradflow_export.records.step_record import Reading, Severity, StepRecord
 from gradflow_export.rules.bottleneck import Bottleneck
 from gradflow_export.rules.judge import Judge
+from gradflow_export.rules.learning_rate import LearningRate
 from gradflow_export.rules.stability import LossSpike, Unstable
 
 
@@ -124,3 +126,51 @@ def test_a_branch_that_joins_others_is_no_bottleneck():
 
     assert not run(3.0)
     assert run(-1.0)
+
+
+@pytest.mark.parametrize("count", [3, 20, 300])
+def test_a_spike_lasts_until_most_of_what_was_gained_is_back(count):
+    """However few or many losses follow it."""
+    learned = [2.3, 1.8, 1.2, 0.7, 0.4, *[0.1] * 12]
+    (lost,) = issues(LossSpike(), loss=[*learned, 6.0, *[2.2] * count])
+    (back,) = issues(LossSpike(), loss=[*learned, 6.0, *[0.15] * count])
+    assert lost.healed_step is None
+    assert back.healed_step is not None
+
+
+def scaled(reach, over):
+    """Judge targets of a size of 1600 by the size of predictions against theirs, and the loss against a constant's."""
+    count = len(reach)
+    return issues(
+        TargetScale(),
+        loss=[1e6] * count,
+        target__rms=[{"r": 1600.0}] * count,
+        target__reach=[{"r": value} for value in reach],
+        loss__over_constant=[{"r": value} for value in over],
+    )
+
+
+def test_targets_out_of_scale_are_over_when_they_are_answered_better_than_by_a_constant():
+    """That predictions come nearer refutes nothing: they average a tenth of what they should."""
+    (nearer,) = scaled([0.01] * 30 + [0.11] * 30, [40.0] * 60)
+    (answered,) = scaled([0.01] * 30 + [0.9] * 30, [40.0] * 30 + [0.4] * 30)
+    assert nearer.healed_step is None
+    assert answered.healed_step is not None
+
+
+def run_out(fall, count=330):
+    """Judge a run of which the last readings are at a millionth of the rate; ``fall`` of the loss a step until then."""
+    loss = [2.3 - fall * min(step, 210) + 0.02 * (step * 7 % 5 - 2) for step in range(count)]
+    return issues(
+        LearningRate(),
+        loss=loss,
+        learning_rate=[0.02 if step < 200 else 2e-8 if step >= 220 else 1e-3 for step in range(count)],
+        update__ratio=[1e-3] * count,
+    )
+
+
+def test_a_schedule_that_ran_out_while_the_loss_fell_is_told():
+    """Where the loss had long been flat, the rate may go to nothing."""
+    (stopped,) = run_out(0.001)
+    assert (stopped.cause, stopped.step, stopped.healed_step) == ("decayed", 221, None)
+    assert not run_out(0.0)
