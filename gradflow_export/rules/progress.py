@@ -189,8 +189,7 @@ class LostUpdates(Rule):
         if share is None or arrived is None or each is None or converged(record, history):
             return ()
         grave = share >= self.lost and arrived <= self.effectiveness
-        # Where none of it stays and the weights move all the same, something else moves them.
-        if not grave and (not self.most <= share < 1.0 or arrived > self.part or _on_grids(record)):
+        if not grave and (share < self.most or arrived > self.part or _on_grids(record)):
             return ()
         order = np.argsort(-np.where(each.present, each.values, -1.0), kind="stable")
         layers = tuple(each.sites[i] for i in order if each.present[i] and each.values[i] >= self.most)
