@@ -77,8 +77,8 @@ class InitialInstrument(Instrument):
         own = tables | {id(w) for m in model.modules() if _is_own(m) for w in m.parameters(recurse=False)}
         # By name: other tensors come into their places where a model is sharded or moved after this.
         self._own = frozenset(name for name, slot in self._weights.items() if id(slot()) in own)
-        # Rows of a table are no units, and are looked at for zeros alone.
-        self._tables = frozenset(name for name, slot in self._weights.items() if id(slot()) in tables)
+        # Rows of a table are no units, and are looked at for zeros alone; a layer may hold the same weights as well.
+        self._tables = frozenset(n for n, slot in self._weights.items() if isinstance(slot.reference(), nn.Embedding))
         self._level: dict[str, Tensor] = {}
         self._armed = False
         self._steps = 0

@@ -199,3 +199,19 @@ def test_weights_that_a_parameter_list_holds(scale):
     model, mix = ByHand(scale), torch.randn(8, 4)
     found = told(model, lambda x: F.cross_entropy(model(x), (x @ mix).argmax(1)), steps=30, lr=1e-3)
     assert [cause for cause, _ in found] == ["too large"] * (scale == 1.0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+def test_a_table_that_is_the_head_as_well(scale):
+    """Words drawn with variance 1 are no scale for the weights of the last layer, which they are where the two are tied."""
+    torch.manual_seed(0)
+    table, norm, head = nn.Embedding(60, 64), nn.LayerNorm(64), nn.Linear(64, 60, bias=False)
+    nn.init.normal_(table.weight, std=scale)
+    head.weight = table.weight
+    model = nn.Sequential(table, norm, head)
+
+    def loss(_):
+        words = torch.randint(60, (64,))
+        return F.cross_entropy(model(words), (words + 1) % 60)
+
+    assert told(model, loss) == [("too large", "2.weight")] * (scale == 1.0)
