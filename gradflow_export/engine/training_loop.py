@@ -276,7 +276,8 @@ class TrainingLoop:
 
 
 def _pack(drained: Drained, bundle: Bundle) -> None:
-    bundle.packed.extend(pack(drained))
+    if drained:
+        bundle.packed.extend(pack(drained))
 
 
 def _learning_rates(optimizer: object) -> list[float]:

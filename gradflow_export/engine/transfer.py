@@ -99,7 +99,7 @@ def pack(drained: Drained) -> list[Packed | Held]:
         type of samples, and one per sample that brings its own analysis.
     """
     if all(isinstance(item.values, np.ndarray) for item in drained):  # nearly every step without a device
-        return [Held(tuple(drained))] if drained else []
+        return [Held(tuple(drained))]
     with torch.no_grad():
         return _pack_tensors(drained)
 

@@ -131,8 +131,9 @@ class Diverging(Rule):
         steps, every = loss.whole()
         if share is None or len(every) < self.begun + self.lasting or not np.isfinite(every).all():
             return ()
-        windows = np.lib.stride_tricks.sliding_window_view(every, self.lasting // 2)
-        levels = np.median(windows, axis=1)
+        span = self.lasting // 2
+        windows = np.lib.stride_tricks.sliding_window_view(every, span)
+        levels = np.sort(windows, axis=1)[:, (span - 1) // 2 : span // 2 + 1].mean(axis=1)  # medians
         place, start = int(np.argmin(levels)), min(median(every[:3]), loss.first)
         best = float(levels[place])
         middle, noise = (start + best) / 2, 1.4826 * median(np.abs(windows[place] - best))

@@ -124,9 +124,8 @@ class Glance:
         if read is None:
             return False
         entries = read[HEAD:]
-        squares = np.add.reduceat(entries * entries, self._begins).tolist()
-        total = sum(squares)
+        squares = np.add.reduceat(entries * entries, self._begins)
+        total = float(squares.sum())
         if math.isfinite(total):
-            faint = FAINT * total + TINY
-            total = sum([math.log(square + faint) for square in squares]) / (2 * len(squares))
+            total = float(np.log(squares + (FAINT * total + TINY)).mean()) / 2
         return self._chart.leaves(total)
