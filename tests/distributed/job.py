@@ -271,6 +271,7 @@ def main(rank, ranks, store, folder, names):
             pickle.dump({**out, "lines": lines.lines}, file)
     if stops:
         os._exit(0)  # the process group cannot be taken down without the other rank
+    distributed.barrier()  # rank 0 holds the store, which the others need until they have closed
     distributed.destroy_process_group()
 
 
