@@ -25,8 +25,8 @@ PAUSED = 1 << 60
 """Steps that are passed by at most while recording is paused."""
 
 GLANCES = 6
-"""Of the steps between two records at most so many are glanced at: together they cost less than a record. What is seldom
-used is slow: a glance of 10 us in a row takes 120 us between steps of 8 ms."""
+"""Of the steps between two records at most so many are glanced at: together they cost less than a record. What is
+seldom used is slow: a glance of 10 us in a row takes 120 us between steps of 8 ms."""
 
 
 class QuietSteps:

@@ -124,9 +124,9 @@ class Glance:
         read = reader.read(gradients)
         if read is None:
             return False
-        entries = list(read.data[HEAD:])
+        entries: list[float] = list(read.data[HEAD:])
         squares = [sum([x * x for x in entries[begin:end]]) for begin, end in self._spans]
-        total = sum(squares)
+        total: float = sum(squares)
         if math.isfinite(total):
             faint = FAINT * total + TINY
             total = sum([math.log(square + faint) for square in squares]) / (2 * len(squares))
