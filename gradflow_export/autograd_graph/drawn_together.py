@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import nn
+
 from gradflow_export.autograd_graph.layer_graph import NORMALISATIONS
 from gradflow_export.autograd_graph.loss_graph import LAYERS
 from gradflow_export.autograd_graph.loss_shape import SHAPES
-from gradflow_export.autograd_graph.nodes import Op, below, inputs, is_variant, kind_of, sources
+from gradflow_export.autograd_graph.nodes import Op, below, inputs, is_variant, kind_of, sources, sources_in
 from gradflow_export.hooks.backward_listener import saved
 
 Node = Any
 
-_NEAR = 96
+_NEAR, _WHOLE = 96, 20_000
 _COMPARES = frozenset((Op.MSE_LOSS, Op.MUL, Op.SMOOTH_L1_LOSS))
 _SIZES = frozenset((Op.ABS, Op.LINALG_VECTOR_NORM, Op.POW))
 _ACTIVATIONS = frozenset((Op.CLAMP_MIN, Op.LOG_SOFTMAX, Op.SIGMOID, Op.SOFTMAX, Op.TANH))
@@ -24,7 +26,8 @@ def drawn_together(root: Any) -> Node:
     """Return the layer that made one of two predictions that a loss only draws together, ``None`` for other losses.
 
     Nothing from outside enters between the layers and the loss, neither targets nor weights of samples, and nothing
-    compares samples with each other: the loss is least where all of them get one answer.
+    compares samples with each other: the loss is least where all of them get one answer. A differential equation, whose
+    inputs are differentiated by, has other answers.
 
     Args:
         root: A scalar with a graph, before its backward pass.
@@ -51,7 +54,13 @@ def drawn_together(root: Any) -> Node:
     compares += [below(node) for node in ends if kind_of(node) in _SIZES and kind_of(below(node)) == Op.SUB]
     compared = ([ends[each] for each in sources(node)] for node in compares)
     apart = [sides for sides in compared if len(sides) == 2 and all(sides) and sides[0].isdisjoint(sides[1])]
-    return next(iter(apart[0][0])) if apart else None
+    return next(iter(apart[0][0])) if apart and not _differentiates_inputs(root.grad_fn) else None
+
+
+def _differentiates_inputs(root: Node) -> bool:
+    """Whether something else than parameters requires a gradient: a derivative by it is compared, as in a PDE."""
+    nodes = sources_in(root, _WHOLE)
+    return nodes is None or any(kind_of(n) == Op.LEAF and not isinstance(n.variable, nn.Parameter) for n in nodes)
 
 
 def _is_layer(node: Node) -> bool:

@@ -23,6 +23,14 @@ def certainty(a):
     return -(a.softmax(1) * a.log_softmax(1)).sum(1).mean()
 
 
+def equation():
+    """Of growth, whose derivative is what it is, from 1 on."""
+    at = torch.rand(6, 1, requires_grad=True)
+    net = nn.Sequential(nn.Linear(1, 4), nn.SiLU(), nn.Linear(4, 1))
+    (slope,) = torch.autograd.grad(net(at).sum(), at, create_graph=True)
+    return F.mse_loss(slope, net(at)) + (net(torch.zeros(1, 1)) - 1.0).pow(2).mean()
+
+
 DRAWN = {
     "cosine": lambda: cosine(one(x), other(x)),
     "both ways": lambda: cosine(other(one(x)), one(y)) / 2 + cosine(other(one(y)), one(x)) / 2,
@@ -42,6 +50,7 @@ HELD = {
     "negatives": lambda: F.cross_entropy(F.normalize(one(x), dim=1) @ F.normalize(other(x), dim=1).T, torch.arange(6)),
     "margin": lambda: F.relu((one(x) - one(y)).pow(2) - (one(x) - one(-y)).pow(2) + 1).mean(),
     "variance": lambda: F.mse_loss(one(x), one(y)) + F.relu(1 - one(x).std(0)).mean(),
+    "equation": equation,
     "critic": lambda: one(x).mean() - one(y).mean(),
 }
 
