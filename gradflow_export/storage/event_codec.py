@@ -7,13 +7,11 @@ looks for the next place whose eight bytes match the checksum behind them.
 
 from __future__ import annotations
 
-import functools
 import io
 import json
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import google_crc32c
@@ -137,46 +135,11 @@ def blob_event(blob: Blob, wall_time: float) -> bytes:
         blob: What to store; its tag must not have been used in this log directory.
         wall_time: Seconds since the epoch.
     """
-    # What the messages of protobuf would make of it: a chunk has dozens of blobs, and messages cost six times as much.
-    about = _part(_1, PLUGIN_NAME.encode()) + _part(_2, _compact(blob.content).encode())
-    metadata = _part(_1, about) + _DATA_CLASS
-    value = _part(_1, blob.tag.encode()) + _part(_8, _tensor(blob.data)) + _part(_9, metadata)
-    head = _TIME.pack(9, wall_time) if wall_time else b""  # as every field of a message, left out where it is 0
-    return head + (b"\x10" + _varint(blob.step) if blob.step else b"") + _part(_5, _part(_1, value))
-
-
-_1, _2, _4, _5, _8, _9 = (bytes((number << 3 | 2,)) for number in (1, 2, 4, 5, 8, 9))
-_TIME = struct.Struct("<Bd")
-_DATA_CLASS = bytes((4 << 3, summary_pb2.DATA_CLASS_TENSOR))
-_compact = json.JSONEncoder(separators=(",", ":")).encode
-
-
-def _part(tag: bytes, data: bytes) -> bytes:
-    """Return a field that has a length."""
-    size = len(data)
-    return b"".join((tag, bytes((size,)) if size < 128 else _varint(size), data))
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _tensor(data: npt.NDArray[Any] | str) -> bytes:
-    """Return a serialised :func:`tensor_proto`."""
-    if isinstance(data, str):
-        return _head(types_pb2.DT_STRING, ()) + _part(_8, data.encode())
-    return _head(_type_of(data), data.shape) + (_part(_4, data.tobytes()) if data.size else b"")
-
-
-@functools.lru_cache(maxsize=256)
-def _head(code: int, shape: tuple[int, ...]) -> bytes:
-    sizes = (_part(_2, b"\x08" + _varint(size) if size else b"") for size in shape)
-    return bytes((8, code)) + _part(_2, b"".join(sizes))
+    content = json.dumps(dict(blob.content), separators=(",", ":")).encode()
+    metadata = summary_metadata(PLUGIN_NAME, content, summary_pb2.DATA_CLASS_TENSOR)
+    value = summary_pb2.Summary.Value(tag=blob.tag, tensor=tensor_proto(blob.data), metadata=metadata)
+    event = event_pb2.Event(wall_time=wall_time, step=blob.step, summary=summary_pb2.Summary(value=[value]))
+    return bytes(event.SerializeToString())
 
 
 def summary_metadata(plugin: str, content: bytes, data_class: int) -> Any:
@@ -202,20 +165,19 @@ def event_blobs(payload: bytes) -> list[Blob]:
     ]
 
 
-_TYPES: Mapping[npt.DTypeLike, int] = MappingProxyType(
-    {
-        np.dtype("<f4"): types_pb2.DT_FLOAT,
-        np.dtype("<f8"): types_pb2.DT_DOUBLE,
-        np.dtype("<i8"): types_pb2.DT_INT64,
-    }
-)
-
-
 def _type_of(data: npt.NDArray[Any]) -> int:
-    code = _TYPES.get(data.dtype)
-    if code is None:
-        raise ValueError(f"expected a float32, float64 or int64 array, got {data.dtype}; convert it first")
-    return code
+    for code, dtype in _dtypes().items():
+        if data.dtype == dtype:
+            return code
+    raise ValueError(f"expected a float32, float64 or int64 array, got {data.dtype}; convert it first")
+
+
+def _dtypes() -> Mapping[int, npt.DTypeLike]:
+    return {
+        types_pb2.DT_FLOAT: np.dtype("<f4"),
+        types_pb2.DT_DOUBLE: np.dtype("<f8"),
+        types_pb2.DT_INT64: np.dtype("<i8"),
+    }
 
 
 def _shape(shape: tuple[int, ...]) -> Any:
@@ -227,7 +189,7 @@ def _open_tensor(tensor: Any) -> npt.NDArray[Any] | str:
         if len(tensor.string_val) != 1:
             raise ValueError(f"expected one string, got {len(tensor.string_val)}")
         return str(tensor.string_val[0].decode())
-    dtype = next((dtype for dtype, code in _TYPES.items() if code == tensor.dtype), None)
+    dtype = _dtypes().get(tensor.dtype)
     if dtype is None:
         raise ValueError(f"tensor type {tensor.dtype} is none of ours")
     return np.frombuffer(tensor.tensor_content, dtype).reshape([dim.size for dim in tensor.tensor_shape.dim])

@@ -277,23 +277,6 @@ def test_an_event_holds_what_was_put_in():
         assert np.shape(back.data) == np.shape(data)
     with pytest.raises(ValueError, match="got float16; convert"):
         tensor_proto(np.zeros(1, np.float16))
-    with pytest.raises(ValueError, match="got float16; convert"):
-        blob_event(Blob("gradflow/1-0/x/0-0", np.zeros(1, np.float16), {}), 1.0)
-
-
-@pytest.mark.parametrize(
-    "data", [np.ones((3, 8), np.float32), np.arange(200), np.zeros((2, 0)), np.float64(2).reshape(()), "", "täxt" * 99]
-)
-@pytest.mark.parametrize(("step", "time"), [(0, 0.0), (127, 1.5e9), (2**40, -1.0)])
-def test_an_event_has_the_bytes_that_protobuf_gives_it(data, step, time):
-    """Fields that are 0 are left out, lengths take as many bytes as they need."""
-    blob = Blob("gradflow/1-0/é/0-0", data, {"v": 1, "tables": list(range(50))}, step)
-    content = b'{"v":1,"tables":[' + ",".join(map(str, range(50))).encode() + b"]}"
-    value = summary_pb2.Summary.Value(tag=blob.tag, tensor=tensor_proto(data))
-    value.metadata.plugin_data.plugin_name, value.metadata.plugin_data.content = "gradflow", content
-    value.metadata.data_class = summary_pb2.DATA_CLASS_TENSOR
-    event = event_pb2.Event(wall_time=time, step=step, summary=summary_pb2.Summary(value=[value]))
-    assert blob_event(blob, time) == event.SerializeToString()
 
 
 def test_the_memory_of_a_reader_does_not_grow_with_the_run(tmp_path):
