@@ -238,7 +238,7 @@ class TargetScale(Check):
             )
         return ()
 
-    def lasts(self, issue: Issue, history: History) -> bool:  # noqa: ARG002 - one issue is of all targets
+    def lasts(self, issue: Issue, history: History) -> bool:
         """Return whether targets are of such a size still, and no better answered: to come nearer is no end of it."""
         sites = {*history.at_sites("target.rms").sites, *([RUN_SITE] if history.run("target.rms").count else [])}
         sizes = {site: past(history, "target.rms", site)[-1:].sum() for site in sites}

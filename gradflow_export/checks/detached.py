@@ -230,7 +230,6 @@ class CutOff(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the graph of this record, and what gradients there are."""
-        del history
         layers = layers_of(record, "cut_off.receives")
         given = tuple(site for site in layers if record.fact("cut_off.receives", site))
         made = tuple(site for site in layers if site not in given)

@@ -328,7 +328,6 @@ class SeenAnswers(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the graph of this record."""
-        del history
         values = {site: seen(record, "target.ahead", site) or 0.0 for site in layers_of(record, "target.ahead")}
         layers = tuple(site for site, value in values.items() if value >= self.share)
         if not layers:

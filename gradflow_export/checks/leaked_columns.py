@@ -166,7 +166,7 @@ class LeakedTarget(Check):
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.LEAKAGE,)
     evidence: ClassVar[tuple[str, ...]] = ("target.column",)
 
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the samples read so far."""
         for site in layers_of(record, "target.column"):
             column, rows = seen(record, "target.column", site), seen(record, "target.compared", site) or 0.0

@@ -265,7 +265,6 @@ class _Look:
             self._tell(1 - p)
 
     def _drew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        del args, kwargs  # that noise was drawn says enough
         self._tell(1.0, self.noise)
 
     def _tell(self, share: float, found: dict[str, float] | None = None) -> None:

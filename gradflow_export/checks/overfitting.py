@@ -260,7 +260,7 @@ class Overfitting(Check):
     evidence: ClassVar[tuple[str, ...]] = ("evaluation.loss",)
     remembers: ClassVar[tuple[str, ...]] = ("evaluation.loss", "evaluation.samples", "loss", "loss.supervised")
 
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the evaluations so far."""
         said, samples, training = (history.run(n) for n in ("evaluation.loss", "evaluation.samples", "loss"))
         steps, values = _all(said)

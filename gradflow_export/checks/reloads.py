@@ -107,7 +107,7 @@ class ReloadInstrument(Instrument):
                 self._stayed = [left / made]
             self._begun = [even_sample(p, ENTRIES).clone() for p in self._followed()] if self._armed else []
 
-    def after(self, step: OptimizerStep) -> None:  # noqa: ARG002 - one signature
+    def after(self, step: OptimizerStep) -> None:
         """Remember what a step made of some entries."""
         begun, self._begun = self._begun, []
         held = self._followed()
@@ -119,7 +119,7 @@ class ReloadInstrument(Instrument):
     def _followed(self) -> list[Tensor]:
         return [p for p in (slot() for slot, _ in self._first) if p is not None]
 
-    def skip(self, step: OptimizerStep) -> None:  # noqa: ARG002 - one signature
+    def skip(self, step: OptimizerStep) -> None:
         """Forget the step."""
         self._begun = []
 

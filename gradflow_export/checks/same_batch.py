@@ -50,7 +50,7 @@ class SameBatch(Check):
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("input.repeats",)
 
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the batches read so far."""
         for site in layers_of(record, "input.repeats"):
             times = seen(record, "input.repeats", site) or 0.0

@@ -299,7 +299,7 @@ class FixedEntropy(Rule):
     by_layer: ClassVar[bool] = True
     fixed: ClassVar[bool] = True
 
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002 - every rule's signature
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Compare each layer's mean."""
         reading = record.get("attention.entropy")
         if reading is None:
@@ -340,7 +340,7 @@ class FixedDiversity(Rule):
     by_layer: ClassVar[bool] = True
     fixed: ClassVar[bool] = True
 
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002 - every rule's signature
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Compare each layer's diversity."""
         reading = record.get("attention.diversity")
         if reading is None:

@@ -87,11 +87,11 @@ class Rule(abc.ABC):
             Findings, most important first; empty when nothing is wrong or the evidence does not suffice.
         """
 
-    def lasts(self, issue: Issue, history: History) -> bool:  # noqa: ARG002 - most issues are over when not seen
+    def lasts(self, issue: Issue, history: History) -> bool:
         """Return whether an issue is still there although it has not been found for ``heal`` evaluations."""
         return False
 
-    def refuted(self, issue: Issue, history: History) -> bool:  # noqa: ARG002 - of most, the next finding tells
+    def refuted(self, issue: Issue, history: History) -> bool:
         """Return whether what has happened since shows that an issue is over; asked at every record while it is open.
 
         For what is judged by readings that may be hundreds of steps apart, and shows in one that is not.

@@ -134,7 +134,7 @@ class RankBottleneck(Rule):
         found = (self._judge(record, links, waist) for links in chains(record, "block.effective_rank"))
         return tuple(finding for finding in found if finding is not None)
 
-    def refuted(self, issue: Issue, history: History) -> bool:  # noqa: ARG002 - the loss is of all layers
+    def refuted(self, issue: Issue, history: History) -> bool:
         """Whether the loss is solved: ranks are read more rarely."""
         return solved(history)
 

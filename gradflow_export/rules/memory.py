@@ -1,6 +1,5 @@
 """Memory of the process and the device: MEMORY_USAGE, MEMORY_LEAK."""
 
-# ruff: noqa: ARG002 - every rule has one signature, whichever half of it it reads
 from __future__ import annotations
 
 from dataclasses import dataclass

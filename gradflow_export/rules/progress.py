@@ -250,7 +250,6 @@ class TakenBack(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the updates of this record."""
-        del history  # the patience is the judge's
         change = record.get("parameter.change_norm")
         if change is None:
             return ()

@@ -31,7 +31,7 @@ class Desync(Rule):
     name: ClassVar[str] = "desync"
     needs: ClassVar[tuple[str, ...]] = ("parameter.replica_gap", "parameter.copy_gap")
 
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:  # noqa: ARG002 - one signature
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the checksums and the copies of this record."""
         reading = record.get("parameter.replica_gap")
         if reading is None:

@@ -1,6 +1,5 @@
 """Fixed thresholds as they are often used: literal, loss-scale dependent, and only reported when asked for by name."""
 
-# ruff: noqa: ARG002 - every rule has one signature, whichever half of it it reads
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """Gradients and losses over time: UNSTABLE, LOSS_SPIKE."""
 
-# ruff: noqa: ARG002 - every rule has one signature, whichever half of it it reads
 from __future__ import annotations
 
 import math

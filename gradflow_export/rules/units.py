@@ -1,6 +1,5 @@
 """Activations that have stopped responding: DEAD, SATURATION."""
 
-# ruff: noqa: ARG002 - every rule has one signature, whichever half of it it reads
 from __future__ import annotations
 
 import math

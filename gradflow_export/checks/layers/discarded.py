@@ -178,7 +178,6 @@ class DiscardedActivation(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the graph of this record."""
-        del history
         layers = layers_of(record, "layer.discarded")
         if not layers:
             return ()

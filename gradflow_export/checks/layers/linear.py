@@ -58,7 +58,6 @@ class StackedLinear(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the graph of this record."""
-        del history  # the graph alone tells it
         layers, length = _row(record)
         straight = layers_of(record, "loss.affine_depth")
         idle = max((seen(record, "loss.idle_activations", site) or 0.0 for site in straight), default=0.0)

@@ -167,7 +167,6 @@ class RepeatedLayer(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the calls of this record."""
-        del history
         layers = layers_of(record, "layer.repeated")
         if not layers:
             return ()

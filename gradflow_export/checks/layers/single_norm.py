@@ -131,7 +131,6 @@ class SingleNorm(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the calls of this record."""
-        del history
         layers = tuple(name for name, most in values_of(record, "layer.normalised_values").items() if most == 1)
         if not layers:
             return ()

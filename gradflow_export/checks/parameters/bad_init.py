@@ -207,7 +207,7 @@ class BadInit(Check):
         )
         yield _finding(Severity.MEDIUM, names, greatest, self.one_sided, message, advice, ONE_SIDED)
 
-    def _head(self, record: StepRecord, history: History) -> Iterable[Finding]:  # noqa: ARG002 - as the others
+    def _head(self, record: StepRecord, history: History) -> Iterable[Finding]:
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
         known = dict(zip(gains.sites, gains.first.tolist(), strict=True))
         names = tuple(sorted((name for name in known if known[name] >= self.gain), key=lambda name: -known[name]))
