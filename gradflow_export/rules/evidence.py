@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.records.statistics import median
-from gradflow_export.records.step_record import RUN_SITE, StepRecord
+from gradflow_export.records.step_record import RUN_SITE, BoolArray, Reading, StepRecord
 from gradflow_export.rules.history import History
 
 Floats = npt.NDArray[np.float64]
@@ -120,12 +122,32 @@ def supervised(history: History) -> bool:
     return bool(values) and min(values) > 0
 
 
+def reading_of(record: StepRecord, metric: str) -> Reading:
+    """Return the reading of a metric in this record, one without sites where none arrived."""
+    return record.get(metric) or _without_sites(metric)
+
+
+@functools.cache
+def _without_sites(metric: str) -> Reading:
+    return Reading.of(metric, (), ())
+
+
+def only(reading: Reading, flags: BoolArray) -> Reading:
+    """Return the part of a reading that arrived and is flagged.
+
+    Args:
+        reading: Values of many sites.
+        flags: Shape: that of ``reading.values``.
+    """
+    where = np.flatnonzero(reading.present & flags)
+    sites = tuple(reading.sites[index] for index in where)
+    return Reading.owned(reading.metric, sites, reading.values[where], reading.present[where])
+
+
 def sites_of(record: StepRecord, metric: str) -> tuple[str, ...]:
     """Return the sites at which a metric arrived in this record."""
-    reading = record.get(metric)
-    if reading is None:
-        return ()
-    return tuple(site for site, here in zip(reading.sites, reading.present, strict=True) if here)
+    reading = reading_of(record, metric)
+    return tuple(compress(reading.sites, reading.present))
 
 
 def layers_of(record: StepRecord, fact: str) -> tuple[str, ...]:

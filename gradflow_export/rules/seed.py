@@ -6,21 +6,82 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import owner
 
 _CLIP = "lower the learning rate or clip: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
 
 
+class _Said(NamedTuple):
+    """What is said of parameters beyond a threshold; ``message`` has places for them, the worst value and the limit."""
+
+    issue_type: IssueType
+    severity: Severity
+    message: str
+    advice: str
+
+
 @dataclass(frozen=True, kw_only=True)
-class FixedExploding(Rule):
+class _Fixed(Rule):
+    """A fixed threshold.
+
+    Attributes:
+        threshold: Greatest allowed value.
+    """
+
+    threshold: float
+    patience: int = 1
+    heal: int = 1
+    cooldown: int = 0
+
+    fixed: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfParameters(_Fixed):
+    """A fixed threshold of the one metric in ``needs``, a number of each parameter; see :class:`_Fixed`.
+
+    Frozen parameters are left out by those that remember ``parameter.trainable``.
+    """
+
+    by_layer: ClassVar[bool] = True
+    least: ClassVar[bool] = False
+    """Whether it is the least allowed value, and not the greatest."""
+    said: ClassVar[_Said]
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Compare every value with the threshold."""
+        reading = reading_of(record, self.needs[0])
+        beyond = reading.values < self.threshold if self.least else reading.values > self.threshold
+        if "parameter.trainable" in self.remembers:
+            beyond &= ~_frozen(record, reading, history)
+        ill = self._at_fault(only(reading, beyond & np.isfinite(reading.values)), reading)
+        if not ill.sites:
+            return ()
+        order = np.argsort(ill.values, kind="stable")
+        order = order if self.least else order[::-1]
+        layers, value = tuple(ill.sites[index] for index in order), float(ill.values[order[0]])
+        kind, severity, message, advice = self.said
+        message = message.format(
+            layers=some(layers), value=number(value), percent=number(100 * value), limit=number(self.threshold)
+        )
+        return (Finding(kind, severity, layers, value, self.threshold, message, advice),)
+
+    def _at_fault(self, ill: Reading, reading: Reading) -> Reading:
+        """Return what of the values beyond the threshold is not meant to be there."""
+        return ill
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedExploding(_OfParameters):
     """Find parameters whose gradient norm lies above a fixed number.
 
     Attributes:
@@ -28,30 +89,16 @@ class FixedExploding(Rule):
     """
 
     threshold: float = 10.0
-    patience: int = 1
-    heal: int = 1
-    cooldown: int = 0
 
     name: ClassVar[str] = "fixed-exploding"
     needs: ClassVar[tuple[str, ...]] = ("parameter.gradient_norm",)
-    by_layer: ClassVar[bool] = True
-    fixed: ClassVar[bool] = True
-
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Compare every norm with the threshold."""
-        reading = record.get("parameter.gradient_norm")
-        if reading is None:
-            return ()
-        over = _where(reading, reading.values > self.threshold)
-        if over.size == 0:
-            return ()
-        layers, value = _worst_first(reading, over, largest=True)
-        message = f"the gradient norm of {some(layers)} is up to {number(value)}, above {number(self.threshold)}."
-        return (Finding(IssueType.EXPLODING, Severity.HIGH, layers, value, self.threshold, message, _CLIP),)
+    said: ClassVar[_Said] = _Said(
+        IssueType.EXPLODING, Severity.HIGH, "the gradient norm of {layers} is up to {value}, above {limit}.", _CLIP
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedVanishing(Rule):
+class FixedVanishing(_OfParameters):
     """Find parameters whose gradient norm lies below a fixed number.
 
     Parameters without a gradient are left out, frozen ones, and those that are zero by invariance: their module's other
@@ -64,43 +111,29 @@ class FixedVanishing(Rule):
 
     threshold: float = 1e-6
     invariant: float = 1e4
-    patience: int = 1
-    heal: int = 1
-    cooldown: int = 0
 
     name: ClassVar[str] = "fixed-vanishing"
     needs: ClassVar[tuple[str, ...]] = ("parameter.gradient_norm",)
     remembers: ClassVar[tuple[str, ...]] = ("parameter.trainable",)
-    by_layer: ClassVar[bool] = True
-    fixed: ClassVar[bool] = True
+    least: ClassVar[bool] = True
+    said: ClassVar[_Said] = _Said(
+        IssueType.VANISHING,
+        Severity.HIGH,
+        "the gradient norm of {layers} is as low as {value}, below {limit}.",
+        "add skip connections or normalisation before these layers; check that the loss is not scaled down.",
+    )
 
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Compare every norm with the threshold."""
-        reading = record.get("parameter.gradient_norm")
-        if reading is None:
-            return ()
-        under = _where(reading, (reading.values < self.threshold) & ~_frozen(record, reading, history))
-        if under.size == 0:
-            return ()
+    def _at_fault(self, ill: Reading, reading: Reading) -> Reading:
         loudest: dict[str, float] = {}
-        for index in _where(reading, reading.values >= self.threshold):
-            module = owner(reading.sites[index])
-            loudest[module] = max(loudest.get(module, 0.0), float(reading.values[index]))
-        kept = [
-            index
-            for index in under
-            if self.invariant * float(reading.values[index]) >= loudest.get(owner(reading.sites[index]), -1.0)
-        ]
-        if not kept:
-            return ()
-        layers, value = _worst_first(reading, np.array(kept), largest=False)
-        message = f"the gradient norm of {some(layers)} is as low as {number(value)}, below {number(self.threshold)}."
-        advice = "add skip connections or normalisation before these layers; check that the loss is not scaled down."
-        return (Finding(IssueType.VANISHING, Severity.HIGH, layers, value, self.threshold, message, advice),)
+        loud = only(reading, (reading.values >= self.threshold) & np.isfinite(reading.values))
+        for site, value in zip(loud.sites, loud.values.tolist(), strict=True):
+            loudest[owner(site)] = max(loudest.get(owner(site), 0.0), value)
+        beside = np.array([loudest.get(owner(site), -1.0) for site in ill.sites])
+        return only(ill, self.invariant * ill.values.astype(np.float64) >= beside)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedStagnation(Rule):
+class FixedStagnation(_OfParameters):
     """Find parameters, frozen ones left out, whose update norm lies below a fixed number.
 
     Attributes:
@@ -108,32 +141,43 @@ class FixedStagnation(Rule):
     """
 
     threshold: float = 1e-8
-    patience: int = 1
-    heal: int = 1
-    cooldown: int = 0
 
     name: ClassVar[str] = "fixed-stagnation"
     needs: ClassVar[tuple[str, ...]] = ("parameter.update_norm",)
     remembers: ClassVar[tuple[str, ...]] = ("parameter.trainable",)
-    by_layer: ClassVar[bool] = True
-    fixed: ClassVar[bool] = True
-
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Compare every update with the threshold."""
-        reading = record.get("parameter.update_norm")
-        if reading is None:
-            return ()
-        under = _where(reading, (reading.values < self.threshold) & ~_frozen(record, reading, history))
-        if under.size == 0:
-            return ()
-        layers, value = _worst_first(reading, under, largest=False)
-        message = f"{some(layers)} changed by {number(value)}, less than {number(self.threshold)}."
-        advice = "check that the learning rate is above 0 and that the parameters have a gradient."
-        return (Finding(IssueType.STAGNATION, Severity.MEDIUM, layers, value, self.threshold, message, advice),)
+    least: ClassVar[bool] = True
+    said: ClassVar[_Said] = _Said(
+        IssueType.STAGNATION,
+        Severity.MEDIUM,
+        "{layers} changed by {value}, less than {limit}.",
+        "check that the learning rate is above 0 and that the parameters have a gradient.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedSpike(Rule):
+class FixedDead(_OfParameters):
+    """Find parameters, frozen ones left out, with more than a fixed share of zero gradient entries.
+
+    Attributes:
+        threshold: Greatest allowed share.
+    """
+
+    threshold: float = 0.9
+    cooldown: int = 20
+
+    name: ClassVar[str] = "fixed-dead"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.zero_share",)
+    remembers: ClassVar[tuple[str, ...]] = ("parameter.trainable",)
+    said: ClassVar[_Said] = _Said(
+        IssueType.DEAD,
+        Severity.MEDIUM,
+        "up to {percent} % of the gradient entries of {layers} are zero.",
+        "check for dead ReLU units (nn.LeakyReLU(0.01)); rows of an embedding that were not looked up are normal.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSpike(_Fixed):
     """Find a loss that exceeds the one before by a fixed factor.
 
     Attributes:
@@ -141,14 +185,10 @@ class FixedSpike(Rule):
     """
 
     threshold: float = 2.0
-    patience: int = 1
-    heal: int = 1
-    cooldown: int = 0
 
     name: ClassVar[str] = "fixed-spike"
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     remembers: ClassVar[tuple[str, ...]] = ("loss",)
-    fixed: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Compare the newest loss with the one before."""
@@ -164,7 +204,7 @@ class FixedSpike(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedMemory(Rule):
+class FixedMemory(_Fixed):
     """Find a process that uses more memory than a fixed number of MB.
 
     Attributes:
@@ -172,12 +212,11 @@ class FixedMemory(Rule):
     """
 
     threshold: float = 1000.0
-    patience: int = 1
     heal: int = 3
+    cooldown: int = 20
 
     name: ClassVar[str] = "fixed-memory"
     needs: ClassVar[tuple[str, ...]] = ("runtime.rss",)
-    fixed: ClassVar[bool] = True
     quiet: ClassVar[bool] = False
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -191,41 +230,7 @@ class FixedMemory(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedDead(Rule):
-    """Find parameters, frozen ones left out, with more than a fixed share of zero gradient entries.
-
-    Attributes:
-        threshold: Greatest allowed share.
-    """
-
-    threshold: float = 0.9
-    patience: int = 1
-    heal: int = 1
-
-    name: ClassVar[str] = "fixed-dead"
-    needs: ClassVar[tuple[str, ...]] = ("parameter.zero_share",)
-    remembers: ClassVar[tuple[str, ...]] = ("parameter.trainable",)
-    by_layer: ClassVar[bool] = True
-    fixed: ClassVar[bool] = True
-
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Compare every share with the threshold."""
-        reading = record.get("parameter.zero_share")
-        if reading is None:
-            return ()
-        over = _where(reading, (reading.values > self.threshold) & ~_frozen(record, reading, history))
-        if over.size == 0:
-            return ()
-        layers, value = _worst_first(reading, over, largest=True)
-        message = f"up to {number(100 * value)} % of the gradient entries of {some(layers)} are zero."
-        advice = (
-            "check for dead ReLU units (nn.LeakyReLU(0.01)); rows of an embedding that were not looked up are normal."
-        )
-        return (Finding(IssueType.DEAD, Severity.MEDIUM, layers, value, self.threshold, message, advice),)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FixedUnstable(Rule):
+class FixedUnstable(_Fixed):
     """Find a gradient norm whose coefficient of variation lies above a fixed number.
 
     Over n steps the coefficient cannot exceed ``sqrt(n)``: 3 cannot be reached in fewer than 10.
@@ -239,13 +244,12 @@ class FixedUnstable(Rule):
 
     threshold: float = 3.0
     window: int = 20
-    patience: int = 1
     heal: int = 3
+    cooldown: int = 20
 
     name: ClassVar[str] = "fixed-unstable"
     needs: ClassVar[tuple[str, ...]] = ("gradient.total_norm",)
     remembers: ClassVar[tuple[str, ...]] = ("gradient.total_norm",)
-    fixed: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Compare the variation of the last norms with the threshold."""
@@ -257,10 +261,6 @@ class FixedUnstable(Rule):
             return ()
         message = f"the gradient norm varies by {number(variation)} times its mean over {len(norms)} steps."
         return (Finding(IssueType.UNSTABLE, Severity.MEDIUM, ("",), variation, self.threshold, message, _CLIP),)
-
-
-def _where(reading: Reading, hit: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    return np.flatnonzero(reading.present & hit & np.isfinite(reading.values))
 
 
 def _frozen(record: StepRecord, reading: Reading, history: History) -> npt.NDArray[np.bool_]:
@@ -275,13 +275,6 @@ def _frozen(record: StepRecord, reading: Reading, history: History) -> npt.NDArr
     unsure: npt.NDArray[np.bool_] = (reading.values == 0.0) & bool(known.steps[-1] != record.step)
     frozen = dict(zip(known.sites, known.present[-1] & (known.values[-1] == 0.0), strict=True))
     return unsure | np.array([frozen.get(site, False) for site in reading.sites], dtype=np.bool_)
-
-
-def _worst_first(reading: Reading, where: npt.NDArray[np.int64], *, largest: bool) -> tuple[tuple[str, ...], float]:
-    """Return the sites with the worst first and its value."""
-    order = np.argsort(reading.values[where], kind="stable")
-    order = where[order[::-1] if largest else order]
-    return tuple(reading.sites[index] for index in order), float(reading.values[order[0]])
 
 
 FIXED: Mapping[str, Callable[..., Rule]] = MappingProxyType(
