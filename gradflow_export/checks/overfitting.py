@@ -263,7 +263,7 @@ class Overfitting(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the evaluations so far."""
         said, samples, training = (history.run(n) for n in ("evaluation.loss", "evaluation.samples", "loss"))
-        steps, values = _all(said)
+        steps, values = said.all()
         if (
             len(values) < self.readings
             or not np.isfinite(values).all()
@@ -300,14 +300,6 @@ class Overfitting(Check):
         )
 
 
-def _all(series: RunSeries) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Return the steps and values of a whole run, thinned but for the recent ones."""
-    early, thinned = series.whole()
-    recent = series.steps
-    kept = early < (recent[0] if len(recent) else math.inf)
-    return np.concatenate((early[kept].astype(np.int64), recent)), np.concatenate((thinned[kept], series.values))
-
-
 def _noise(values: npt.NDArray[np.float64]) -> float:
     """Return the standard deviation from one evaluation to the next, whatever the trend."""
     return 1.4826 * median(np.abs(np.diff(values, 2))) / 6**0.5
@@ -315,7 +307,7 @@ def _noise(values: npt.NDArray[np.float64]) -> float:
 
 def _level(loss: RunSeries, begin: int, end: int) -> float:
     """Return the middle of the training losses between two steps, of the nearest where there are few; NaN if none."""
-    steps, values = _all(loss)
+    steps, values = loss.all()
     keep = np.isfinite(values)
     if not keep.any():
         return math.nan

@@ -74,6 +74,12 @@ class RunSeries:
         pairs = self._whole[: self._kept].copy()
         return pairs[:, 0], pairs[:, 1]
 
+    def all(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """Return steps and values of the whole run, thinned but for the recent ones."""
+        early, thinned = self.whole()
+        kept = early < (self.steps[0] if self._end else math.inf)
+        return np.concatenate((early[kept].astype(np.int64), self.steps)), np.concatenate((thinned[kept], self.values))
+
 
 class SiteSeries:
     """The recent past of one metric at every site it was ever read at (at most ``limit`` of them).

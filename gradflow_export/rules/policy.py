@@ -12,6 +12,7 @@ import numpy.typing as npt
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.evidence import reading_of
 from gradflow_export.rules.history import History, RunSeries, SiteSeries
 from gradflow_export.rules.signals import converged, inside
 
@@ -270,18 +271,12 @@ def _earned(spread: RunSeries, least: float, history: History) -> bool:
 
 def _heads(record: StepRecord, metric: str, low: float = -math.inf, high: float = math.inf) -> tuple[str, ...]:
     """Return the heads where a value is out of bounds, the whole model when none is known."""
-    reading = record.get(metric.replace("policy.", "policy.head_"))
-    values = {} if reading is None else reading.as_dict()
+    values = reading_of(record, metric.replace("policy.", "policy.head_")).as_dict()
     return tuple(site for site, value in values.items() if value is not None and not low <= value <= high) or ("",)
 
 
 def _since(series: RunSeries, bound: float) -> int:
     """Return the step since which a series, whose last value lies above a bound, has stayed above it."""
-    broken = np.flatnonzero(series.values <= bound)
-    if broken.size:
-        return int(series.steps[broken[-1] + 1])
-    steps, values = series.whole()  # the window may be too short to tell
+    steps, values = series.all()
     below = np.flatnonzero(values <= bound)
-    return int(
-        series.steps[0] if below.size and below[-1] + 1 == len(steps) else steps[below[-1] + 1 if below.size else 0]
-    )
+    return int(steps[below[-1] + 1 if below.size else 0])
