@@ -12,6 +12,7 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import Floats, converged, solved
 
@@ -101,8 +102,8 @@ class AttentionCollapse(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the heads of this record, layer by layer."""
-        reading = record.get("attention.entropy")
-        if reading is None or solved(history) or converged(record, history):
+        reading = reading_of(record, "attention.entropy")
+        if solved(history) or converged(record, history):
             return ()
         ill: list[tuple[str, float]] = []
         later = False
@@ -172,21 +173,19 @@ class HeadRedundancy(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the layers of this record."""
-        reading = record.get("attention.diversity")
-        if reading is None or solved(history) or converged(record, history):
+        reading = reading_of(record, "attention.diversity")
+        if solved(history) or converged(record, history):
             return ()
-        with np.errstate(invalid="ignore"):
-            low = np.flatnonzero(reading.present & (reading.values < self.diversity))
-        ill = [
-            index
-            for index in low
-            if not _rests_on_a_sink(record, reading.sites[index], self.sink)
-            and not _learned(history, "attention.diversity", [reading.sites[index]], self.healthy, least=self.diversity)
-        ]
-        if not ill:
+        low = only(reading, reading.values < self.diversity)
+        layers = tuple(
+            layer
+            for layer in low.sites
+            if not _rests_on_a_sink(record, layer, self.sink)
+            and not _learned(history, "attention.diversity", [layer], self.healthy, least=self.diversity)
+        )
+        if not layers:
             return ()
-        layers = tuple(reading.sites[index] for index in ill)
-        first = float(reading.values[ill[0]])
+        first = float(low.values[low.sites.index(layers[0])])
         message = (
             f"the heads of {layers[0]} attend alike: diversity {number(first)} "
             "(0 for equal heads, about 1 for unrelated ones)"
@@ -239,11 +238,10 @@ class RankCollapse(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the end of each stack of this record."""
-        reading = record.get("block.rank_residual")
-        if reading is None or solved(history) or converged(record, history):
+        if solved(history) or converged(record, history):
             return ()
         found = []
-        for sites, before, after in stacks(reading, record.get("block.input_residual")):
+        for sites, before, after in stacks(record):
             limit = min(self.residual, self.share * float(before[0]))
             if not (limit > 0 and float(before[-1]) < limit and float(after[-1]) < limit):
                 continue
@@ -268,11 +266,11 @@ class RankCollapse(Rule):
         return Finding(IssueType.RANK_COLLAPSE, Severity.HIGH, layers, value, limit, message, advice, cause=layers[-1])
 
 
-def stacks(outputs: Reading, inputs: Reading | None) -> Iterator[tuple[tuple[str, ...], Floats, Floats]]:
+def stacks(record: StepRecord) -> Iterator[tuple[tuple[str, ...], Floats, Floats]]:
     """Yield each list of two or more blocks with its finite residuals, before and after: a decoder is judged apart."""
-    entered = {} if inputs is None else inputs.as_dict()
+    entered = reading_of(record, "block.input_residual").as_dict()
     stacks: dict[str, list[tuple[str, float, float]]] = {}
-    for site, left in outputs.as_dict().items():
+    for site, left in reading_of(record, "block.rank_residual").as_dict().items():
         came = entered.get(site)
         if left is not None and came is not None and math.isfinite(left) and math.isfinite(came):
             stacks.setdefault(site.rpartition(".")[0], []).append((site, came, left))
@@ -301,9 +299,7 @@ class FixedEntropy(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Compare each layer's mean."""
-        reading = record.get("attention.entropy")
-        if reading is None:
-            return ()
+        reading = reading_of(record, "attention.entropy")
         means = {layer: float(reading.values[heads].mean()) for layer, heads in _by_layer(reading)}
         low = tuple(layer for layer, mean in means.items() if mean < self.threshold)
         if not low:
@@ -342,13 +338,11 @@ class FixedDiversity(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Compare each layer's diversity."""
-        reading = record.get("attention.diversity")
-        if reading is None:
+        reading = reading_of(record, "attention.diversity")
+        low = only(reading, reading.values < self.threshold)
+        if not low.sites:
             return ()
-        low = [index for index in np.flatnonzero(reading.present) if reading.values[index] < self.threshold]
-        if not low:
-            return ()
-        layers, value = tuple(reading.sites[index] for index in low), float(reading.values[low[0]])
+        layers, value = low.sites, float(low.values[0])
         return (
             Finding(
                 IssueType.HEAD_REDUNDANCY,

@@ -10,9 +10,10 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.statistics import median
-from gradflow_export.records.step_record import Issue, IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.attention import stacks
 from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import Chain, chains, inside, outlying, owner, solved, stuck
 
@@ -55,7 +56,7 @@ class Bottleneck(Rule):
             return False
         gains, norms = history.at_sites("parameter.initial_gain"), history.at_sites("parameter.weight_norm")
         first = dict(zip(norms.sites, norms.first.tolist(), strict=True))
-        now = reading.as_dict() if (reading := record.get("parameter.weight_norm")) is not None else {}
+        now = reading_of(record, "parameter.weight_norm").as_dict()
         for site, gain in zip(gains.sites, gains.first.tolist(), strict=True):
             if owner(site) == block:
                 size, began = now.get(site), first.get(site, math.nan)
@@ -191,13 +192,10 @@ class TokenBottleneck(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge what lies between the blocks of each stack of this record."""
-        reading = record.get("block.rank_residual")
-        if reading is None or solved(history):
-            return ()
         found = []
-        for sites, before, after in stacks(reading, record.get("block.input_residual")):
+        for sites, before, after in stacks(record) if not solved(history) else ():
             for index in np.flatnonzero((after[:-1] >= self.healthy) & (before[1:] < self.residual)):
-                block = _between(record.get("block.gradient_norm"), sites[index], sites[index + 1])
+                block = _between(reading_of(record, "block.gradient_norm").sites, sites[index], sites[index + 1])
                 left, came = float(after[index]), float(before[index + 1])
                 message = (
                     f"what tells the tokens of a sequence apart is {number(left)} of their norm after {sites[index]} "
@@ -222,9 +220,8 @@ class TokenBottleneck(Rule):
         return tuple(found)
 
 
-def _between(reading: Reading | None, first: str, last: str) -> str:
+def _between(sites: tuple[str, ...], first: str, last: str) -> str:
     """Return the block that comes after the first, if it comes before the last, which is returned otherwise."""
-    sites = () if reading is None else reading.sites
     if first in sites and last in sites and sites.index(first) + 1 < sites.index(last):
         return sites[sites.index(first) + 1]
     return last
@@ -232,16 +229,9 @@ def _between(reading: Reading | None, first: str, last: str) -> str:
 
 def _joins_others(record: StepRecord, block: str) -> bool:
     """Whether what a block gives is joined by what other blocks give before it comes to the next one."""
-    following = record.get("block.next")
-    if following is None:
-        return False
-    after = {
-        site: float(place)
-        for site, place, here in zip(following.sites, following.values, following.present, strict=True)
-        if here
-    }
-    place = after.get(block, -1.0)
-    return place >= 0 and sum(other == place for other in after.values()) > 1
+    after = reading_of(record, "block.next").as_dict()
+    place = after.get(block)
+    return place is not None and place >= 0 and sum(other == place for other in after.values()) > 1
 
 
 def _reaches_the_end(record: StepRecord, block: str) -> bool:
@@ -253,10 +243,7 @@ def _reaches_the_end(record: StepRecord, block: str) -> bool:
 def _ill_inside(record: StepRecord, block: str) -> bool:
     """Whether a module of the block is dead or saturated in the same record."""
     for metric, limit in (("activation.dead_share", 0.9), ("activation.saturated_share", 0.8)):
-        reading = record.get(metric)
-        if reading is None:
-            continue
-        for site in np.flatnonzero(reading.present & (reading.values >= limit)):
-            if inside(reading.sites[site], block):
-                return True
+        reading = reading_of(record, metric)
+        if any(inside(site, block) for site in only(reading, reading.values >= limit).sites):
+            return True
     return False

@@ -10,6 +10,7 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import off
 from gradflow_export.rules.signals import solved
@@ -38,17 +39,14 @@ class EpsilonDominated(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the shares of this record."""
-        reading = record.get("parameter.epsilon_share")
-        if reading is None or history.run("loss").count == 0 or solved(history):
-            return ()
+        reading = reading_of(record, "parameter.epsilon_share")
         least = reading.values - off(record, reading)
         shares = least[reading.present]
-        if shares.size == 0 or median(shares) < self.share:
+        if not shares.size or history.run("loss").count == 0 or solved(history) or median(shares) < self.share:
             return ()
-        where = np.flatnonzero(reading.present & (least >= self.share))
-        layers = tuple(reading.sites[index] for index in where)
+        layers = only(reading, least >= self.share).sites
         message = (
-            f"in {where.size} of {shares.size} parameters ({some(layers)}) eps decides the size of Adam's steps: the "
+            f"in {len(layers)} of {shares.size} parameters ({some(layers)}) eps decides the size of Adam's steps: the "
             f"root of the second moment lies below it in {number(100 * median(shares))} % of the entries."
         )
         advice = (
@@ -95,16 +93,15 @@ class OutdatedSecondMoment(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the ratios of this record."""
-        reading, sizes = record.get("parameter.adam_rms"), history.at_sites("parameter.numel")
-        if reading is None or record.step <= self.after or not len(sizes.steps):
+        reading, sizes = reading_of(record, "parameter.adam_rms"), history.at_sites("parameter.numel")
+        if record.step <= self.after or not len(sizes.steps):
             return ()
         known = dict(zip(sizes.sites, sizes.values[-1].tolist(), strict=True))
         large = np.array([known.get(site, 0.0) >= self.entries for site in reading.sites], dtype=np.bool_)
-        where = np.flatnonzero(reading.present & large & (reading.values - off(record, reading) >= self.ratio))
-        if where.size == 0:
+        ill = only(reading, large & (reading.values - off(record, reading) >= self.ratio))
+        if not ill.sites:
             return ()
-        layers = tuple(reading.sites[index] for index in where)
-        worst = float(reading.values[where].max())
+        layers, worst = ill.sites, float(ill.values.max())
         message = (
             f"gradients of {some(layers)} are {number(worst)} times what Adam's second moment expects; spikes of the "
             "loss have been seen to follow."

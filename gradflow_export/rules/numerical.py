@@ -10,8 +10,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
 
 GROWING = 64
@@ -53,8 +54,8 @@ class Numerical(Rule):
         """Look at everything this record holds."""
         loss = record.value("loss")
         bad_loss = loss is not None and not math.isfinite(loss)
-        outputs = _nonfinite(record.get("block.output_rms"))
-        weights = _nonfinite(record.get("parameter.weight_norm"))
+        outputs = _nonfinite(record, "block.output_rms")
+        weights = _nonfinite(record, "parameter.weight_norm")
         gradients = _gradients(record)
         if not (bad_loss or outputs or gradients or weights or _total(record)):
             return ()
@@ -162,25 +163,17 @@ class Numerical(Rule):
         )
 
 
-def _nonfinite(reading: Reading | None) -> tuple[str, ...]:
-    if reading is None:
-        return ()
+def _nonfinite(record: StepRecord, metric: str) -> tuple[str, ...]:
+    reading = reading_of(record, metric)
     finite = np.isfinite(reading.values)
-    if finite.all():  # what is missing is 0
-        return ()
-    where = np.flatnonzero(reading.present & ~finite)
-    return tuple(reading.sites[index] for index in where)
+    return () if finite.all() else only(reading, ~finite).sites  # at nearly every record
 
 
 def _gradients(record: StepRecord) -> tuple[str, ...]:
     """Return parameters, or else blocks, with a non-finite gradient, in backward order."""
-    names = _nonfinite(record.get("parameter.gradient_norm"))
-    if not names:
-        counts = record.get("parameter.nonfinite")
-        if counts is not None:
-            where = np.flatnonzero(counts.present & (counts.values > 0))
-            names = tuple(counts.sites[index] for index in where)
-    return (names or _nonfinite(record.get("block.gradient_norm")))[::-1]
+    counts = reading_of(record, "parameter.nonfinite")
+    names = _nonfinite(record, "parameter.gradient_norm") or only(counts, counts.values > 0).sites
+    return (names or _nonfinite(record, "block.gradient_norm"))[::-1]
 
 
 def _total(record: StepRecord) -> bool:

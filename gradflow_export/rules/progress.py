@@ -12,6 +12,7 @@ from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import FloatArray, Issue, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History, SiteSeries
 from gradflow_export.rules.signals import connections, converged, follows, owner, taking_turns
 
@@ -250,16 +251,13 @@ class TakenBack(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the updates of this record."""
-        change = record.get("parameter.change_norm")
-        if change is None:
-            return ()
+        change = reading_of(record, "parameter.change_norm")
         moved = _at(record, "parameter.update_norm", change.sites)
         whole = _at(record, "parameter.read_share", change.sites) == 1
         late = _at(record, "parameter.between", change.sites) > 0
-        where = np.flatnonzero(change.present & (change.values == 0) & (moved > 0) & whole & ~late)
-        if not where.size:
+        layers = only(change, (change.values == 0) & (moved > 0) & whole & ~late).sites
+        if not layers:
             return ()
-        layers = tuple(change.sites[index] for index in where)
         total = int(change.present.sum())
         message = (
             f"{len(layers)} of {total} parameters ({some(layers)}) move in optimizer.step() and are back, bit for bit, "
@@ -276,16 +274,15 @@ class TakenBack(Rule):
 
 def _at(record: StepRecord, metric: str, sites: tuple[str, ...]) -> FloatArray:
     """Return a metric at ``sites``, NaN where missing. Shape: ``[len(sites)]``."""
-    reading = record.get(metric)
-    if reading is not None and reading.sites == sites:
+    reading = reading_of(record, metric)
+    if reading.sites == sites:
         return np.where(reading.present, reading.values, _MISSING)
-    known = {} if reading is None else reading.as_dict()
+    known = reading.as_dict()
     return np.array([np.nan if known.get(site) is None else known[site] for site in sites], dtype=np.float32)
 
 
 def _on_grids(record: StepRecord) -> bool:
-    grids = record.get("parameter.grid")
-    return grids is not None and bool(grids.present.any())
+    return bool(reading_of(record, "parameter.grid").present.any())
 
 
 _OFF_GRID = (

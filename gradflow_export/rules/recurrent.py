@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.evidence import reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import settled, solved, stuck
 
@@ -53,8 +54,7 @@ class Memory:
 def memories(record: StepRecord) -> tuple[Memory, ...]:
     """Return what each recurrent layer of a record keeps; layers without finite values are left out."""
     decay, radius, length = (
-        {} if (reading := record.get(f"recurrent.{name}")) is None else reading.as_dict()
-        for name in ("decay", "spectral_radius", "length")
+        reading_of(record, f"recurrent.{name}").as_dict() for name in ("decay", "spectral_radius", "length")
     )
     out = []
     for site, steps in length.items():

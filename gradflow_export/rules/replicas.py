@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
 
 
@@ -32,40 +31,31 @@ class Desync(Rule):
     needs: ClassVar[tuple[str, ...]] = ("parameter.replica_gap", "parameter.copy_gap")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the checksums and the copies of this record."""
-        reading = record.get("parameter.replica_gap")
-        if reading is None:
-            return self._copies(record)
-        where = np.flatnonzero(reading.present & (reading.values > self.gap))
-        if where.size == 0:
-            return self._copies(record)
-        layers = tuple(reading.sites[index] for index in where)
-        worst = float(reading.values[where].max())
-        message = (
-            f"the ranks no longer hold the same weights: {where.size} of {int(reading.present.sum())} replicated "
-            f"parameters ({some(layers)}) differ, by {number(100 * worst)} % of their checksum at most."
-        )
-        advice = (
-            "average gradients on every rank before each step (DistributedDataParallel does; leave no_sync() for the "
-            "last micro-batch), step with the same learning rate and the same skipped steps everywhere, and change "
-            "weights on all ranks alike; then broadcast rank 0's weights: torch.distributed.broadcast(p.data, src=0)."
-        )
-        return (Finding(IssueType.DESYNC, Severity.HIGH, layers, worst, self.gap, message, advice),)
-
-    def _copies(self, record: StepRecord) -> tuple[Finding, ...]:
-        """Judge the copies within one process, named as ``copy = first``."""
-        reading = record.get("parameter.copy_gap")
-        if reading is None:
+        """Judge the checksums and the copies of this record, which are named as ``copy = first``."""
+        replicas, copies = (reading_of(record, metric) for metric in self.needs)
+        apart = only(replicas, replicas.values > self.gap)
+        if apart.sites:
+            worst = float(apart.values.max())
+            message = (
+                f"the ranks no longer hold the same weights: {len(apart.sites)} of {int(replicas.present.sum())} "
+                f"replicated parameters ({some(apart.sites)}) differ, by {number(100 * worst)} % of their checksum at "
+                "most."
+            )
+            advice = (
+                "average gradients on every rank before each step (DistributedDataParallel does; leave no_sync() for "
+                "the last micro-batch), step with the same learning rate and the same skipped steps everywhere, and "
+                "change weights on all ranks alike; then broadcast rank 0's weights: "
+                "torch.distributed.broadcast(p.data, src=0)."
+            )
+            return (Finding(IssueType.DESYNC, Severity.HIGH, apart.sites, worst, self.gap, message, advice),)
+        apart = only(copies, copies.values > self.gap)
+        if not apart.sites:
             return ()
-        where = np.flatnonzero(reading.present & (reading.values > self.gap))
-        if where.size == 0:
-            return ()
-        names = tuple(reading.sites[index] for index in where)
-        layers = tuple(dict.fromkeys(part for name in names for part in name.split(" = ")))
-        worst = float(reading.values[where].max())
+        layers = tuple(dict.fromkeys(part for name in apart.sites for part in name.split(" = ")))
+        worst = float(apart.values.max())
         message = (
-            f"{where.size} of {int(reading.present.sum())} copies ({some(names)}) are no longer equal: they differ by "
-            f"up to {number(100 * worst)} % of their greatest entry."
+            f"{len(apart.sites)} of {int(copies.present.sum())} copies ({some(apart.sites)}) are no longer equal: they "
+            f"differ by up to {number(100 * worst)} % of their greatest entry."
         )
         advice = (
             "hold one tensor where there should be one (self.right = self.left), or give both the same gradient, "

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.evidence import reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import settled, solved
 
@@ -63,8 +64,5 @@ class Rotation(Rule):
 
 def _players(record: StepRecord) -> tuple[str, ...]:
     """Return where each player begins, the one that moves most first; the whole model when there is only one."""
-    reading = record.get("flow.radius")
-    known = {} if reading is None else {site: radius for site, radius in reading.as_dict().items() if radius}
-    if len(known) < 2:
-        return ("",)
-    return tuple(sorted(known, key=lambda site: (-(known[site] or 0.0), site)))
+    known = {site: radius for site, radius in reading_of(record, "flow.radius").as_dict().items() if radius}
+    return tuple(sorted(known, key=lambda site: (-known[site], site))) if len(known) > 1 else ("",)

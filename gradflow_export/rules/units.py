@@ -10,6 +10,7 @@ import numpy as np
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import settled, solved
 
@@ -34,14 +35,11 @@ class Dead(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the dead shares of this record."""
-        reading = record.get("activation.dead_share")
-        if reading is None:
+        reading = reading_of(record, "activation.dead_share")
+        dead = only(reading, reading.values >= self.share)
+        if not dead.sites:
             return ()
-        where = np.flatnonzero(reading.present & (reading.values >= self.share))
-        if where.size == 0:
-            return ()
-        layers = tuple(reading.sites[index] for index in where)
-        first = float(reading.values[where[0]])
+        layers, first = dead.sites, float(dead.values[0])
         message = f"{number(100 * first)} % of the units of {layers[0]} are 0 for every sample" + (
             f"; likewise {some(layers[1:])}." if len(layers) > 1 else "."
         )
@@ -50,7 +48,7 @@ class Dead(Rule):
             "weights with nn.init.kaiming_normal_, lower the learning rate if the units died during training, or use "
             "nn.LeakyReLU(0.01)."
         )
-        severity = Severity.HIGH if float(reading.values[where].max()) >= 0.99 else Severity.MEDIUM
+        severity = Severity.HIGH if float(dead.values.max()) >= 0.99 else Severity.MEDIUM
         return (Finding(IssueType.DEAD, severity, layers, first, self.share, message, advice),)
 
 
@@ -78,19 +76,15 @@ class Saturated(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the saturated shares of this record."""
-        reading = record.get("activation.saturated_share")
-        if reading is None or solved(history) or settled(history):
-            return ()
-        flat = reading.present & (reading.values > self.share)
-        loss = history.run("loss").last
+        reading, loss = reading_of(record, "activation.saturated_share"), history.run("loss").last
+        flat = reading.values > self.share
         measured = np.flatnonzero(reading.present)
         if measured.size and math.isfinite(loss) and 0 <= loss < self.small:
             flat[measured[-1]] = False
-        where = np.flatnonzero(flat)
-        if where.size == 0:
+        ill = only(reading, flat)
+        if not ill.sites or solved(history) or settled(history):
             return ()
-        layers = tuple(reading.sites[index] for index in where)
-        first = float(reading.values[where[0]])
+        layers, first = ill.sites, float(ill.values[0])
         message = f"{number(100 * first)} % of the outputs of {layers[0]} lie where its derivative is below 1 %" + (
             f"; likewise {some(layers[1:])}." if len(layers) > 1 else "."
         )
