@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -101,18 +100,6 @@ class ArrivalInstrument(Instrument):
     def make(cls, setting: Setting) -> ArrivalInstrument:
         """Make one for a model."""
         return cls(setting.model, guard=setting.part(cls.instrument))
-
-    @property
-    def modules(self) -> int:
-        """The number of parameters followed does not grow with the model."""
-        return 1
-
-    def attach(self) -> contextlib.ExitStack:
-        """Begin; closing the returned stack takes every hook away."""
-        stack = contextlib.ExitStack()
-        stack.callback(self.forget)
-        stack.callback(self.arm, on=False)
-        return stack
 
     def arm(self, *, on: bool) -> None:
         """Put hooks on a few parameters, or with ``on=False`` take them away."""

@@ -87,14 +87,11 @@ class InputInstrument(Instrument):
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack gives up everything it holds."""
-        stack, model = contextlib.ExitStack(), self._model()
+        stack, model = super().attach(), self._model()
         if model is not None:
             stack.enter_context(self._answers.attach(model))
-        stack.callback(self._remembered.clear)
-        stack.callback(self._ends.clear)
-        stack.callback(self._entered.clear)
-        stack.callback(self.forget)
-        stack.callback(self.arm, on=False)
+        for kept in (self._remembered, self._ends, self._entered):
+            stack.callback(kept.clear)
         return stack
 
     def arm(self, *, on: bool) -> None:

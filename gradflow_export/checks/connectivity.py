@@ -77,7 +77,6 @@ class WiringInstrument(Instrument):
         self._calls = Calls(self._model, guard=guard) if calls else None
         self._hidden: dict[str, Slot | None] = {}
         self._made: dict[str, tuple[weakref.ref[Tensor], int]] = {}
-        self._armed = False
         self._steps = 0
         self._first: Drained = []
         self._codes: dict[str, int] = {}
@@ -99,16 +98,14 @@ class WiringInstrument(Instrument):
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack forgets everything."""
-        stack = contextlib.ExitStack()
+        stack = super().attach()
         stack.callback(self._hidden.clear)
         stack.callback(self._made.clear)
-        stack.callback(self.forget)
-        stack.callback(self.arm, on=False)
         return stack
 
     def arm(self, *, on: bool) -> None:
         """Begin to read, or with ``on=False`` read no more."""
-        self._armed = on
+        self.armed = on
         self.forget()  # a record begins; what several optimizers of one record showed is joined until then
         compiled = self._code is not None and self._code.found
         if self._calls is not None:
@@ -125,7 +122,7 @@ class WiringInstrument(Instrument):
         if isinstance(step.optimizer, Optimizer):
             self._optimizers.add(step.optimizer)
         model = self._model()
-        if not self._armed or model is None:
+        if not self.armed or model is None:
             return
         self._steps += 1
         named = member_parameters(model)
@@ -157,29 +154,22 @@ class WiringInstrument(Instrument):
         self._hidden_codes.update(dict.fromkeys(made, anew))
         self._orphans += _orphans(step.optimizer, parameters, owned)
 
-    def after(self, step: OptimizerStep) -> None:
-        """Read nothing: what connects was read before the step."""
-
-    def skip(self, step: OptimizerStep) -> None:
-        """Keep what was read: a skipped step changes no connection."""
-
     def drain(self) -> Drained:
         """Give out what was read since the last call."""
         if not self._codes:
             return []
         calls = {} if self._calls is None else self._calls.codes()
         codes = {name: code | calls.get(name.rpartition(".")[0], 0) for name, code in self._codes.items()}
-        out: Drained = [_states("connection.state", codes), _pending("wiring.orphans", {RUN_SITE: self._orphans})]
         taken = {} if self._calls is None else self._calls.taken()
-        if taken:
-            out.append(_pending("layer.taken_steps", {name: steps for name, (steps, _) in taken.items()}))
-            out.append(_pending("layer.taken_sequences", {name: count for name, (_, count) in taken.items()}))
-        cells = {} if self._calls is None else self._calls.cells()
-        if cells:
-            out.append(_pending("layer.cell_calls", cells))
-        if self._hidden_codes:
-            out.append(_states("hidden.state", self._hidden_codes))
-        out += (*self._first, *self._frozen)
+        found = {
+            "wiring.orphans": {RUN_SITE: self._orphans},
+            "layer.taken_steps": {name: steps for name, (steps, _) in taken.items()},
+            "layer.taken_sequences": {name: count for name, (_, count) in taken.items()},
+            "layer.cell_calls": {} if self._calls is None else self._calls.cells(),
+        }
+        told = [Clue.by_layer(fact, values) for fact, values in found.items() if values]
+        hidden = [_states("hidden.state", self._hidden_codes)] if self._hidden_codes else []
+        out: Drained = [_states("connection.state", codes), *told, *hidden, *self._first, *self._frozen]
         self._first, self._frozen = [], []
         return out
 
@@ -305,7 +295,7 @@ def _input_weights(model: nn.Module, names: Mapping[int, tuple[int, str]]) -> Dr
         for layer in range(m.num_layers)
         if id(p := own.get(f"weight_ih_l{layer}")) in names
     }
-    return [_pending("parameter.recurrent_layer", held)] if held else []
+    return [Clue.by_layer("parameter.recurrent_layer", held)] if held else []
 
 
 def _number(entries: Tensor) -> Tensor:
@@ -339,10 +329,6 @@ def _orphans(optimizer: object, parameters: Iterable[Tensor], owned: dict[int, b
         return 0
     left_out = Counter(p.shape for p in parameters if p.requires_grad and id(p) not in owned)
     return sum((gone & left_out).values())
-
-
-def _pending(fact: str, values: Mapping[str, int]) -> Clue:
-    return Clue(fact, tuple(values), np.array(list(values.values())))
 
 
 def _states(fact: str, codes: Mapping[str, int]) -> Clue:

@@ -80,7 +80,6 @@ class InitialInstrument(Instrument):
         # Rows of a table are no units, and are looked at for zeros alone; a layer may hold the same weights as well.
         self._tables = frozenset(n for n, slot in self._weights.items() if isinstance(slot.reference(), nn.Embedding))
         self._level: dict[str, Tensor] = {}
-        self._armed = False
         self._steps = 0
         self._out: Drained = []
 
@@ -89,26 +88,16 @@ class InitialInstrument(Instrument):
         """Make one for a model."""
         return cls(setting.model)
 
-    @property
-    def modules(self) -> int:
-        """How much is read does not matter: it is read twice."""
-        return 1
-
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack forgets everything."""
-        stack = contextlib.ExitStack()
+        stack = super().attach()
         stack.callback(self._weights.clear)
         stack.callback(self._level.clear)
-        stack.callback(self.forget)
         return stack
-
-    def arm(self, *, on: bool) -> None:
-        """Begin to read, or with ``on=False`` read no more."""
-        self._armed = on
 
     def before(self, step: OptimizerStep) -> None:
         """Read the weights that an optimizer has not changed yet, and once more after a few steps."""
-        if not self._armed or self._steps >= LATER:
+        if not self.armed or self._steps >= LATER:
             return
         self._steps += 1
         if self._steps not in {1, LATER}:
@@ -133,12 +122,6 @@ class InitialInstrument(Instrument):
                 parting = [self._parting(*each) for each in named]
                 self._out.append(_pending("parameter.row_parting", sites, parting))
             self._out.append(_pending("parameter.row_spread", sites, self._spreads(named)))
-
-    def after(self, step: OptimizerStep) -> None:
-        """Read nothing: what begins is read before the step."""
-
-    def skip(self, step: OptimizerStep) -> None:
-        """Keep what was read: a skipped step changes no weight."""
 
     def drain(self) -> Drained:
         """Give out what was read since the last call."""

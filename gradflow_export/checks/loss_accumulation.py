@@ -64,7 +64,6 @@ class SumInstrument(Instrument):
         self._model = weakref.ref(model)
         self._roots: deque[_Root] = deque(maxlen=ROOTS)
         self._step = 0
-        self._armed = False
         self._told: list[Tensor] = []
 
     @classmethod
@@ -72,23 +71,17 @@ class SumInstrument(Instrument):
         """Make one for a model."""
         return cls(setting.model)
 
-    @property
-    def modules(self) -> int:
-        """Nothing is read for each module."""
-        return 1
-
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack forgets everything."""
-        stack = contextlib.ExitStack()
+        stack = super().attach()
         stack.callback(self._roots.clear)
-        stack.callback(self.forget)
         return stack
 
     def arm(self, *, on: bool) -> None:
         """Begin to read, or with ``on=False`` read no more."""
-        if on and not self._armed:
+        if on and not self.armed:
             self._roots.clear()
-        self._armed = on
+        self.armed = on
 
     def see(self, root: Tensor) -> None:
         """Compare a loss with those before it, before its backward pass.
@@ -96,7 +89,7 @@ class SumInstrument(Instrument):
         Args:
             root: What ``backward`` is called on.
         """
-        if not self._armed:
+        if not self.armed:
             return
         terms, whole = terms_of_sum(root.grad_fn)
         depth, before = 1, self._step
@@ -120,9 +113,6 @@ class SumInstrument(Instrument):
         """Count the steps with a closure."""
         if step.closure:
             self._step += 1
-
-    def skip(self, step: OptimizerStep) -> None:
-        """Keep what was read: a skipped step changes no graph."""
 
     def drain(self) -> Drained:
         """Give out the longest row of nested losses since the last call."""

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -79,11 +78,6 @@ class ModeInstrument(Instrument):
         return cls(setting.model, code=setting.code, guard=setting.part(cls.instrument))
 
     @property
-    def modules(self) -> int:
-        """Nothing is read for each module."""
-        return 1
-
-    @property
     def news(self) -> bool:
         """Whether something was seen in evaluation that no step has reported yet."""
         return bool(self._dropout or self._noise)
@@ -102,9 +96,6 @@ class ModeInstrument(Instrument):
             self._called = False
         return stack
 
-    def arm(self, *, on: bool) -> None:
-        """Do nothing: a mode is known at every pass."""
-
     def forget(self) -> None:
         """Forget the passes since the last step."""
         self._training = self._quiet = self._asleep = 0
@@ -112,23 +103,21 @@ class ModeInstrument(Instrument):
 
     def drain(self) -> Drained:
         """Give out what was seen since the last step; nothing where every pass ran in the mode it should."""
-        out: Drained = []
         model = self._model()
-        if self._dropout:
-            out.append(_pending("mode.evaluation_dropout", self._dropout))
-        if self._noise:
-            out.append(_pending("mode.evaluation_noise", self._noise))
-        if self._quiet and model is not None and (names := acting(model, training=True)):
-            out.append(_pending("mode.evaluation_training", dict.fromkeys(names, float(self._quiet))))
-        if self._parts_quiet:
-            out.append(_pending("mode.parts_training", self._parts_quiet))
+        quiet = acting(model, training=True) if self._quiet and model is not None else ()
+        found = {
+            "mode.evaluation_dropout": self._dropout,
+            "mode.evaluation_noise": self._noise,
+            "mode.evaluation_training": dict.fromkeys(quiet, float(self._quiet)),
+            "mode.parts_training": self._parts_quiet,
+        }
         asleep = self._asleep > 0 and self._training == 0
         if model is not None and asleep and not self._trained and self._unmeasured is None:
             self._unmeasured = unmeasured(model)  # once: in evaluation mode they stay as they are
         asleep = asleep and (self._trained or bool(self._unmeasured))
         if model is not None and (asleep or self._slept) and (names := acting(model, training=not asleep)):
             names = names if self._trained or self._unmeasured is None else self._unmeasured
-            out.append(_pending("mode.training_evaluation", dict.fromkeys(names, float(asleep))))
+            found["mode.training_evaluation"] = dict.fromkeys(names, float(asleep))
             self._slept = asleep
         self._trained |= self._training > 0
         self.forget()
@@ -138,7 +127,7 @@ class ModeInstrument(Instrument):
                 part = ModuleHook(self._guard(self._part_begins))
                 children = [(child, part) for child in itertools.islice(parts_of(model), PARTS)]
                 self._parts.callback(hook_calls(children, before=True))
-        return out
+        return [Clue.by_layer(fact, values) for fact, values in found.items() if values]
 
     def _begin(self, module: nn.Module, given: Any, _output: Any = None) -> None:
         self._called = True
@@ -364,7 +353,3 @@ def _states(model: nn.Module) -> list[Tensor]:
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
     return states
-
-
-def _pending(fact: str, values: dict[str, float]) -> Clue:
-    return Clue(fact, tuple(values), np.array(list(values.values())))

@@ -93,9 +93,6 @@ class EvaluationLoss(Instrument):
                 stack.callback(placed)
         return stack
 
-    def arm(self, *, on: bool) -> None:
-        """Do nothing: passes in evaluation are few."""
-
     def take(self, value: Any) -> None:
         """Take the loss of an evaluation: a number or a tensor, of which the mean counts."""
         if isinstance(value, Tensor) and value.numel():

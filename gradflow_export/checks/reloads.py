@@ -52,30 +52,19 @@ class ReloadInstrument(Instrument):
         self._moved: list[tuple[Slot, Tensor, Tensor]] = []
         self._begun: list[Tensor] = []
         self._stayed: list[Tensor] = []
-        self._armed = False
 
     @classmethod
     def make(cls, setting: Setting) -> ReloadInstrument:
         """Make one for a model."""
         return cls(setting.model, guard=setting.part(cls.instrument))
 
-    @property
-    def modules(self) -> int:
-        """Nothing is read for each module."""
-        return 1
-
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack takes the hook away."""
-        stack = contextlib.ExitStack()
-        model = self._model()
+        stack, model = contextlib.ExitStack(), self._model()
         stack.callback(self._first.clear)
         if model is not None:
             stack.callback(hook_loading(model, ModuleHook(self._guard(self._loaded))))
         return stack
-
-    def arm(self, *, on: bool) -> None:
-        """Begin to read, or with ``on=False`` read no more."""
-        self._armed = on
 
     def before(self, step: OptimizerStep) -> None:
         """Remember the first weights, and whether the optimizer is still the same."""
@@ -105,7 +94,7 @@ class ReloadInstrument(Instrument):
             if parts:
                 left, made = (torch.stack(list(sizes)).double().amax() for sizes in zip(*parts, strict=True))
                 self._stayed = [left / made]
-            self._begun = [even_sample(p, ENTRIES).clone() for p in self._followed()] if self._armed else []
+            self._begun = [even_sample(p, ENTRIES).clone() for p in self._followed()] if self.armed else []
 
     def after(self, step: OptimizerStep) -> None:
         """Remember what a step made of some entries."""
@@ -127,12 +116,9 @@ class ReloadInstrument(Instrument):
         """Give out how much of a step has stayed, and how often the first weights came back, while that may change."""
         out: Drained = [Clue("wiring.stayed", (RUN_SITE,), share.reshape(1)) for share in self._stayed]
         self._stayed = []
-        if self._back and self._armed:
+        if self._back and self.armed:
             out.append(Clue("wiring.reloads", (RUN_SITE,), torch.stack(self._back).sum().reshape(1).double()))
         return out
-
-    def forget(self) -> None:
-        """Keep everything: it concerns the whole run."""
 
     def _loaded(self, _model: nn.Module, _keys: Any, _output: Any = None) -> None:
         pairs = [(p, first) for p, first in ((slot(), first) for slot, first in self._first) if p is not None]

@@ -6,7 +6,6 @@ import contextlib
 import weakref
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -39,13 +38,12 @@ class StructureInstrument(Instrument):
 
     instrument: ClassVar[str] = "inputs"
     interval: ClassVar[int] = 100
-    modules = 1
 
     def __init__(self, model: nn.Module, *, code: CompiledCode | None = None, guard: Guard = unguarded) -> None:
         self._model, self._code = weakref.ref(model), code
         self._read, self._draws = guard(self._look), Draws(guard)
         self._activations = Activations(model, code=code, guard=guard)
-        self._armed, self._steps, self._roots = False, 0, 0
+        self._steps = self._roots = 0
         self._out: Drained = []
         self._cut: dict[str, bool] = {}
 
@@ -56,18 +54,16 @@ class StructureInstrument(Instrument):
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack puts everything back."""
-        stack = contextlib.ExitStack()
-        stack.callback(self.forget)
+        stack = super().attach()
         stack.enter_context(self._activations.attach())
-        stack.callback(self.arm, on=False)
         return stack
 
     def arm(self, *, on: bool) -> None:
         """Begin to look, or with ``on=False`` look no more."""
-        self._armed = on and self._steps < LOOKS
-        self._steps += self._armed
-        self._activations.arm(on=self._armed)
-        if self._armed and not (self._code is not None and self._code.found):
+        self.armed = on and self._steps < LOOKS
+        self._steps += self.armed
+        self._activations.arm(on=self.armed)
+        if self.armed and not (self._code is not None and self._code.found):
             self._draws.install()
         else:
             self._draws.remove()
@@ -82,10 +78,10 @@ class StructureInstrument(Instrument):
         """Give out what was collected since the last call, and forget it."""
         out = self._out
         if self._cut:
-            out.append(Clue("cut_off.receives", tuple(self._cut), np.array(list(self._cut.values()))))
+            out.append(Clue.by_layer("cut_off.receives", self._cut))
         lost = self._activations.discarded() if self._roots <= ROOTS else []
         if lost:
-            out.append(Clue("layer.discarded", tuple(lost), np.ones(len(lost), dtype=np.bool_)))
+            out.append(Clue.by_layer("layer.discarded", dict.fromkeys(lost, True)))
         self.forget()
         return out
 
@@ -95,8 +91,8 @@ class StructureInstrument(Instrument):
         Args:
             root: A scalar with a graph, of which nothing has been freed.
         """
-        self._roots += self._armed
-        if self._armed and self._roots <= ROOTS:
+        self._roots += self.armed
+        if self.armed and self._roots <= ROOTS:
             self._read(root)
 
     def _look(self, root: Tensor) -> None:
@@ -119,4 +115,4 @@ class StructureInstrument(Instrument):
                 self._out.extend(samples_of(term, graph, owners, backwards))
                 mixed = across_samples(term, graph, owners)
                 if mixed:
-                    self._out.append(Clue(f"mistake.{OVER_SAMPLES}", tuple(mixed), np.array(list(mixed.values()))))
+                    self._out.append(Clue.by_layer(f"mistake.{OVER_SAMPLES}", mixed))

@@ -39,6 +39,11 @@ class Clue(Pending):
         metric: Name of the fact, ``kind.name``.
     """
 
+    @classmethod
+    def by_layer(cls, fact: str, values: Mapping[str, float]) -> Clue:
+        """Make one of numbers that the host knows, by layer."""
+        return cls(fact, tuple(values), np.array(list(values.values())))
+
 
 Analysed = Mapping[str, Mapping[str, float]]
 """Values by metric and site."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -68,10 +67,8 @@ class RepeatedInstrument(Instrument):
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack takes the hook away."""
-        stack = contextlib.ExitStack()
+        stack = super().attach()
         stack.callback(self._places.clear)
-        stack.callback(self.forget)
-        stack.callback(self.arm, on=False)
         return stack
 
     def arm(self, *, on: bool) -> None:
@@ -94,7 +91,7 @@ class RepeatedInstrument(Instrument):
         """Give out what was collected since the last call, and forget it."""
         rows = self._rows
         self.forget()
-        return [Clue("layer.repeated", tuple(rows), np.array(list(rows.values())))] if rows else []
+        return [Clue.by_layer("layer.repeated", rows)] if rows else []
 
     def _entered(self, module: nn.Module, given: Any) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or id(module) not in self._places:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -57,10 +56,8 @@ class SingleNormInstrument(Instrument):
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack takes the hooks away."""
-        stack = contextlib.ExitStack()
+        stack = super().attach()
         stack.callback(self._hooks.clear)
-        stack.callback(self.forget)
-        stack.callback(self.arm, on=False)
         return stack
 
     def arm(self, *, on: bool) -> None:
@@ -81,7 +78,7 @@ class SingleNormInstrument(Instrument):
     def drain(self) -> Drained:
         """Give out what was collected since the last call, and forget it."""
         most, self._most = self._most, {}
-        return [Clue("layer.normalised_values", tuple(most), np.array(list(most.values())))] if most else []
+        return [Clue.by_layer("layer.normalised_values", most)] if most else []
 
     def _called(self, name: str, module: nn.Module, given: Any, _output: Any) -> None:
         first = given[0] if given else None
