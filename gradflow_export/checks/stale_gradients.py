@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import compress
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.history import History
+from gradflow_export.rules.history import History, SiteSeries
+
+
+class _Left(NamedTuple):
+    """Where gradients were left over, how large at most, in how many steps of how many, and since which."""
+
+    names: tuple[str, ...]
+    worst: float
+    times: int
+    looks: int
+    since: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,63 +70,66 @@ class StaleGradient(Check):
         return (*self._sums(record, history), *self._of_others(record, history))
 
     def _of_others(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        series = history.at_sites("parameter.foreign_gradient")
-        if not record.facts.get("parameter.foreign_gradient") or len(series.steps) == 0:
+        foreign = history.at_sites("parameter.foreign_gradient")
+        left = self._left(foreign, foreign.present)
+        if left is None or not record.facts.get("parameter.foreign_gradient"):
             return ()
-        left = series.present & np.isfinite(series.values) & (series.values > 0)
-        times, here = left.sum(axis=0), series.present.sum(axis=0)
-        found = left[-1] & (times >= self.readings) & (times >= self.share * here)
-        if not found.any():
-            return ()
-        names = tuple(series.sites[index] for index in np.flatnonzero(found))
-        worst = float(series.values[-1][found].max())
         message = (
-            f"before its own backward pass .grad of {some(names)} still held what the pass of another optimizer's loss "
-            f"had left on its way through it, {number(worst)} times as large as the gradient used in this step, in "
-            f"{int(times[found].max())} of {int(here[found].max())} steps looked at: two losses are mixed."
+            f"before its own backward pass .grad of {some(left.names)} still held what the pass of another optimizer's "
+            f"loss had left on its way through it, {number(left.worst)} times as large as the gradient used in this "
+            f"step, in {left.times} of {left.looks} steps looked at: two losses are mixed."
         )
         advice = (
-            f"call zero_grad() of the optimizer that holds {names[0]} directly before its own loss.backward(), or "
+            f"call zero_grad() of the optimizer that holds {left.names[0]} directly before its own loss.backward(), or "
             "freeze it, requires_grad_(False), while the other loss passes through."
         )
-        first = int(series.steps[int(np.argmax(left[:, found].any(axis=1)))])
         cause = "left by another loss"
         return (
             Finding(
-                IssueType.STALE_GRAD, Severity.MEDIUM, names, worst, 0.0, message, advice, since=first, cause=cause,
-                origin=cause,
+                IssueType.STALE_GRAD, Severity.MEDIUM, left.names, left.worst, 0.0, message, advice, since=left.since,
+                cause=cause, origin=cause,
             ),
         )  # fmt: skip
 
     def _sums(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         stale, kept = (history.at_sites(f"parameter.{name}_gradient") for name in ("stale", "kept"))
-        if not record.facts.get("parameter.stale_gradient") or stale.sites != kept.sites or len(stale.steps) == 0:
+        if not record.facts.get("parameter.stale_gradient") or stale.sites != kept.sites:
             return ()
         if stale.values.shape != kept.values.shape:
             return ()
         # The first step after a pause of the instrument has nothing before it that could be left over.
         told = stale.present & kept.present & (kept.values > 0) & np.isfinite(stale.values)
-        left = told & (stale.values > 0)
-        steps, here = left.sum(axis=0), told.sum(axis=0)
-        found = left[-1] & (steps >= self.readings) & (steps >= self.share * here)
-        if not found.any():
+        left = self._left(stale, told)
+        if left is None:
             return ()
-        names = tuple(stale.sites[index] for index in np.flatnonzero(found))
-        worst = float(stale.values[-1][found].max())
-        first = int(stale.steps[int(np.argmax(left[:, found].any(axis=1)))])
-        everywhere = bool((found | ~told.any(axis=0)).all())
+        everywhere = set(left.names).issuperset(compress(stale.sites, told.any(axis=0)))
         message = (
-            f"before the backward pass .grad of {some(names)} held a gradient of earlier steps, {number(worst)} times "
-            f"as large as the one used in this step, in {int(steps[found].max())} of {int(here[found].max())} steps "
+            f"before the backward pass .grad of {some(left.names)} held a gradient of earlier steps, "
+            f"{number(left.worst)} times as large as the one used in this step, in {left.times} of {left.looks} steps "
             "looked at: the optimizer uses a sum over steps."
         )
         advice = (
             "call optimizer.zero_grad() once per step, before loss.backward(), on the optimizer or model that holds "
-            f"{names[0]}; for accumulation call it after each optimizer.step(), with a closure as its first line."
+            f"{left.names[0]}; for accumulation call it after each optimizer.step(), with a closure as its first line."
         )
         severity = Severity.HIGH if everywhere else Severity.MEDIUM
-        layers = ("",) if everywhere else names
-        return (Finding(IssueType.STALE_GRAD, severity, layers, worst, 0.0, message, advice, since=first),)
+        layers = ("",) if everywhere else left.names
+        return (Finding(IssueType.STALE_GRAD, severity, layers, left.worst, 0.0, message, advice, since=left.since),)
+
+    def _left(self, series: SiteSeries, told: BoolArray) -> _Left | None:
+        """Return where something was left in the newest reading and in many before, of those that tell."""
+        left = told & np.isfinite(series.values) & (series.values > 0)
+        times, looks = left.sum(axis=0), told.sum(axis=0)
+        found = left[-1:].any(axis=0) & (times >= self.readings) & (times >= self.share * looks)
+        if not found.any():
+            return None
+        return _Left(
+            tuple(compress(series.sites, found)),
+            float(series.values[-1][found].max()),
+            int(times[found].max()),
+            int(looks[found].max()),
+            int(series.steps[int(np.argmax(left[:, found].any(axis=1)))]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +176,7 @@ class ClearedGradients(Check):
         gone = present.all(axis=0) & (values == 0).all(axis=0)
         if not gone.any() or (present & ~gone).any():
             return ()
-        names = tuple(kept.sites[index] for index in np.flatnonzero(gone))
+        names = tuple(compress(kept.sites, gone))
         message = (
             f"gradients arrived at {some(names)} in each of {self.readings} steps and none was left when the optimizer "
             "stepped: they are cleared between backward() and step()."
