@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -148,7 +150,7 @@ class Stagnation(Rule):
             0.0,
             0.0,
             message,
-            _advice(why, layers[0]),
+            _ADVICE[why].format(layer=layers[0]),
             since=since,
             cause=why,
             follows_from=(IssueType.VANISHING,) if why in {ROUNDING, ZERO_GRADIENT} else (),
@@ -206,7 +208,7 @@ class LostUpdates(Rule):
                 share,
                 self.most,
                 message,
-                _OFF_GRID if _on_grids(record) else _advice(ROUNDING, layers[0]),
+                _OFF_GRID if _on_grids(record) else _ADVICE[ROUNDING],
                 cause=ROUNDING,
                 follows_from=(IssueType.VANISHING,),
             ),
@@ -291,38 +293,24 @@ _OFF_GRID = (
 )
 
 
-def _advice(why: str, layer: str) -> str:
-    if why == NOT_OWNED:
-        return (
-            "build the optimizer from model.parameters() after every module exists, or call "
-            f"optimizer.add_param_group({{'params': [...]}}); if {layer} is frozen on purpose, call "
-            "requires_grad_(False) on it."
-        )
-    if why == NO_GRADIENT:
-        return (
-            f"the loss does not depend on {layer} through the graph: look for .detach(), .item(), torch.no_grad() or "
-            "an argmax between it and the loss, and for modules that forward() never calls."
-        )
-    if why == UNCHOSEN:
-        return (
-            f"a router that never sends anything to {layer} wastes it: add noise to its scores or a loss that balances "
-            "the load; where there is no router, call it in forward() or take it out of the model."
-        )
-    if why == ZERO_RATE:
-        return (
-            "set a learning rate above 0 in this parameter group, or check that the scheduler is stepped once "
-            "per step and has not run out."
-        )
-    if why == ZERO_GRADIENT:
-        return (
-            f"what follows {layer} lets no gradient through: look for dead ReLU units, weights initialised to 0 (use "
-            "nn.init.kaiming_normal_), or a mask that removes its output."
-        )
-    return (
-        "each update is smaller than half the spacing of the weights' number format: keep the weights in "
-        "float32 and use torch.autocast for bfloat16, or raise the learning "
-        "rate."
-    )
+_ADVICE: Mapping[str, str] = MappingProxyType(
+    {
+        NOT_OWNED: "build the optimizer from model.parameters() after every module exists, or call "
+        "optimizer.add_param_group({{'params': [...]}}); if {layer} is frozen on purpose, call requires_grad_(False) "
+        "on it.",
+        NO_GRADIENT: "the loss does not depend on {layer} through the graph: look for .detach(), .item(), "
+        "torch.no_grad() or an argmax between it and the loss, and for modules that forward() never calls.",
+        UNCHOSEN: "a router that never sends anything to {layer} wastes it: add noise to its scores or a loss that "
+        "balances the load; where there is no router, call it in forward() or take it out of the model.",
+        ZERO_RATE: "set a learning rate above 0 in this parameter group, or check that the scheduler is stepped once "
+        "per step and has not run out.",
+        ZERO_GRADIENT: "what follows {layer} lets no gradient through: look for dead ReLU units, weights initialised "
+        "to 0 (use nn.init.kaiming_normal_), or a mask that removes its output.",
+        ROUNDING: "each update is smaller than half the spacing of the weights' number format: keep the weights in "
+        "float32 and use torch.autocast for bfloat16, or raise the learning rate.",
+    }
+)
+"""What to do, by the reason."""
 
 
 def _with(history: History, bit: Wiring) -> set[str]:
@@ -356,11 +344,8 @@ def _part_unchosen(reasons: dict[str, tuple[str, ...]], alive: set[str], history
 
 def shut(history: History) -> bool:
     """Whether all outputs of some activation are 0, or flat, in the latest reading: no gradient passes it."""
-    for metric in _SHUT:
-        shares = history.at_sites(metric)
-        if len(shares.steps) and bool((shares.present[-1] & (shares.values[-1] == 1.0)).any()):
-            return True
-    return False
+    shares = (history.at_sites(metric) for metric in _SHUT)
+    return any(bool((each.present[-1:] & (each.values[-1:] == 1.0)).any()) for each in shares)
 
 
 def _unchanged(sites: tuple[str, ...], readings: SiteSeries) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -380,11 +365,5 @@ def _unchanged(sites: tuple[str, ...], readings: SiteSeries) -> tuple[npt.NDArra
 
 def _columns(table: npt.NDArray[np.bool_], have: tuple[str, ...], want: tuple[str, ...]) -> npt.NDArray[np.bool_]:
     """Reorder the columns of ``table`` to ``want``; False where a site is not known."""
-    if have == want:
-        return np.array(table, dtype=np.bool_)
     place = {site: index for index, site in enumerate(have)}
-    out = np.zeros((len(table), len(want)), dtype=np.bool_)
-    for column, site in enumerate(want):
-        if site in place:
-            out[:, column] = table[:, place[site]]
-    return out
+    return np.pad(table, ((0, 0), (0, 1)))[:, [place.get(site, len(have)) for site in want]]
