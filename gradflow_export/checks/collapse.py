@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import no_better
+from gradflow_export.rules.evidence import no_better, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import Chain, chains
 
@@ -81,8 +81,7 @@ class Collapse(Check):
     def _judge(self, record: StepRecord, history: History, links: Chain) -> Finding | None:
         if links.joined is None:
             return None
-        rms = record.get("block.output_rms")
-        sizes = {} if rms is None else rms.as_dict()
+        sizes = reading_of(record, "block.output_rms").as_dict()
         size = np.array([sizes.get(site) or np.nan for site in links.sites], dtype=np.float64)
         shares = np.exp(links.logs) / size
         start, agreed = self._begin(history, links.sites, shares)

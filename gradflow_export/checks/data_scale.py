@@ -9,7 +9,7 @@ import numpy as np
 
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
-from gradflow_export.rules.evidence import layers_of, no_better, past, seen
+from gradflow_export.rules.evidence import layers_of, no_better, none_better, past, seen
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import stuck
 
@@ -107,10 +107,9 @@ class DataScale(Check):
         return len(values) > 0 and bool((values >= 3.0).all() or not np.isfinite(values).all())
 
     def _harmed(self, record: StepRecord, history: History) -> bool:
-        sites = history.at_sites("loss.over_constant").sites
-        if not sites:
+        if not history.at_sites("loss.over_constant").sites:
             return stuck(history, record.step, span=2 * self.settle)
-        return record.step >= self.settle and all(no_better(history, site, self.level, 3) for site in sites)
+        return record.step >= self.settle and none_better(history, self.level, 3) is not None
 
     def _finding(self, record: StepRecord, site: str, size: float, ratio: float | None, *, at_once: bool) -> Finding:
         mean, spread = seen(record, "input.mean", site) or 0.0, seen(record, "input.std", site) or 0.0

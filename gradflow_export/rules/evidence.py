@@ -115,6 +115,18 @@ def no_better(history: History, site: str, level: float, readings: int) -> float
     return typical if typical >= level else None
 
 
+def none_better(history: History, level: float, readings: int) -> float | None:
+    """Return the least loss against the best constant where :func:`no_better` holds of every layer's, else ``None``.
+
+    Args:
+        history: Holds ``loss.over_constant``.
+        level: Least share of the best constant's loss.
+        readings: How many readings are looked at.
+    """
+    shares = [no_better(history, site, level, readings) for site in history.at_sites("loss.over_constant").sites]
+    return None if None in shares else min((share for share in shares if share is not None), default=None)
+
+
 def supervised(history: History) -> bool:
     """Whether every loss that is known is of answers to a question alone, and there is one."""
     series, alone = history.at_sites("loss.supervised"), history.run("loss.supervised")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import fall, fell, no_better
+from gradflow_export.rules.evidence import fall, fell, none_better
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import margin, margins, site_margins
 from gradflow_export.rules.signals import Floats, converged, settled, stuck
@@ -226,16 +226,16 @@ class LearningRate(Rule):
         if rate.count > 10 and rate.last > 1.2 * float(rate.values[-10]):
             return
         agree = median(np.asarray(agreement))
-        sites = history.at_sites("loss.over_constant").sites
+        known = history.at_sites("loss.over_constant").sites
         if agree < self.straight and (fell(history) or ratio >= self.timid):
             return  # what all gradients agree on may move the loss a little
-        known = all(no_better(history, site, 0.9, 3) for site in sites)
-        if agree < self.agree or not (known if sites else stuck(history, record.step, span=2 * self.settle)):
+        flat = none_better(history, 0.9, 3) is not None if known else stuck(history, record.step, span=2 * self.settle)
+        if agree < self.agree or not flat:
             return
         message = (
             f"a step changes the weights by {number(100 * ratio)} % of their size; gradients of consecutive steps "
             f"agree (cosine {number(agree)}), and after {record.step} steps the loss went from {number(first)} to "
-            f"{number(now)} only{', no better than a constant' if sites else ''}."
+            f"{number(now)} only{', no better than a constant' if known else ''}."
         )
         more = f" from {number(rate.last)}" if rate.count else ""
         advice = (

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records.statistics import median
+from gradflow_export.records.statistics import median, theil_sen
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import reading_of
@@ -31,8 +31,7 @@ def slope_of(values: Floats) -> float:
     """
     if len(values) < 3:
         return 0.0
-    first, second = np.triu_indices(len(values), 1)
-    return median((values[second] - values[first]) / (second - first))
+    return theil_sen(np.arange(len(values), dtype=np.float64), values)
 
 
 def collapse_risk(

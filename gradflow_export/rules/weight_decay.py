@@ -10,7 +10,7 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import no_better, still_falls
+from gradflow_export.rules.evidence import none_better, still_falls
 from gradflow_export.rules.history import History
 
 
@@ -49,14 +49,13 @@ class WeightDecay(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the sizes of the weights in this record."""
-        levels = history.at_sites("loss.over_constant").sites
-        if record.step > self.steps or not levels or still_falls(history):
+        if record.step > self.steps or none_better(history, self.level, 5) is None or still_falls(history):
             return ()
         sizes, gains = history.at_sites("parameter.weight_norm"), history.at_sites("parameter.initial_gain")
         known = dict(zip(gains.sites, gains.first.tolist(), strict=True))
         low, high = self.usual
         columns = [index for index, site in enumerate(sizes.sites) if low <= known.get(site, 0.0) <= high]
-        if not columns or any(no_better(history, site, self.level, 5) is None for site in levels):
+        if not columns:
             return ()
         now, begun = sizes.values[-1, columns].astype(np.float64), sizes.first[columns].astype(np.float64)
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)

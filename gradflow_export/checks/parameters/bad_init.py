@@ -15,7 +15,7 @@ from gradflow_export.records.sites import pattern
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import no_better, values_of
+from gradflow_export.rules.evidence import none_better, only, reading_of, values_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import connections
 
@@ -128,8 +128,7 @@ class BadInit(Check):
         spread = record.facts.get("parameter.row_spread")
         if not spread:
             return
-        updates = record.get("parameter.update_norm")
-        moved = {} if updates is None else updates.as_dict()
+        moved = reading_of(record, "parameter.update_norm").as_dict()
         read, parted = values_of(record, "parameter.row_spread"), values_of(record, "parameter.row_parting")
         copies = tuple(
             site
@@ -146,8 +145,8 @@ class BadInit(Check):
                 "nn.init.kaiming_normal_(layer.weight), or leave PyTorch's own initialisation."
             )
             yield _finding(Severity.HIGH, copies, read[copies[0]], self.alike, message, advice, COPIES)
-        sizes, wired = record.get("parameter.weight_norm"), _reached(history)
-        zero = {} if sizes is None else {site for site, value in sizes.as_dict().items() if value == 0.0}
+        sizes, wired = reading_of(record, "parameter.weight_norm"), _reached(history)
+        zero = set(only(sizes, sizes.values == 0.0).sites)
         blank = tuple(site for site in spread if site in zero and site not in read and site in wired)
         if blank:
             message = f"the weights of {some(blank)} are all 0, and still are after {record.step - 1} steps."
@@ -186,14 +185,12 @@ class BadInit(Check):
 
     def _one_sided(self, record: StepRecord, history: History) -> Iterable[Finding]:
         means, gains = history.at_sites("parameter.initial_mean"), history.at_sites("parameter.initial_gain")
-        over = history.at_sites("loss.over_constant")
         if means.sites != gains.sites or not len(means.steps):
             return
         there = (means.first >= self.one_sided) & (gains.first >= self.great)
         names = tuple(gains.sites[index] for index in np.flatnonzero(there))
-        shares = [no_better(history, site, self.level, 5) for site in over.sites]
-        worst = min((math.inf if share is None else share for share in shares), default=math.inf)
-        if 2 * len(names) < len(gains.sites) or len(names) < 2 or None in shares or not math.isfinite(worst):
+        worst = none_better(history, self.level, 5)
+        if 2 * len(names) < len(gains.sites) or len(names) < 2 or worst is None or not math.isfinite(worst):
             return
         greatest = float(means.first[there].max())
         message = (
@@ -228,14 +225,12 @@ class BadInit(Check):
 
     def _steep(self, record: StepRecord, history: History) -> Iterable[Finding]:
         depth, gains = history.run("gain.depth"), history.at_sites("parameter.initial_gain")
-        over = history.at_sites("loss.over_constant")
         if not len(gains.steps) or not depth.first >= self.steep:
             return
-        shares = [no_better(history, site, self.level, 5) for site in over.sites]
-        worst = min((math.inf if share is None else share for share in shares), default=math.inf)
+        worst = none_better(history, self.level, 5)
         order = np.argsort(-np.nan_to_num(gains.first), kind="stable")
         names = tuple(gains.sites[index] for index in order if gains.first[index] >= self.usual)
-        if None in shares or not math.isfinite(worst):
+        if worst is None or not math.isfinite(worst):
             return
         message = (
             f"at the first step the gradient grew {number(math.exp(min(depth.first, 700.0)))}-fold from the last layer "
@@ -312,11 +307,8 @@ def _siblings(record: StepRecord, alike: float) -> Iterable[Finding]:
 
 def _moving(record: StepRecord) -> set[str]:
     """Return the parameters that this record's step moved along a gradient that is not 0."""
-    updates, norms = record.get("parameter.update_norm"), record.get("parameter.gradient_norm")
-    if updates is None or norms is None:
-        return set()
-    along = norms.as_dict()
-    return {site for site, size in updates.as_dict().items() if size and along.get(site)}
+    sizes, along = (reading_of(record, f"parameter.{name}_norm").as_dict() for name in ("update", "gradient"))
+    return {site for site, size in sizes.items() if size and along.get(site)}
 
 
 def _reached(history: History) -> set[str]:
