@@ -17,7 +17,7 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot, slots
-from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.hooks.readings import Clue, Drained, stack_scalars
 from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 
@@ -225,9 +225,8 @@ class ArrivalInstrument(Instrument):
 
     def _give(self, step: OptimizerStep, where: list[np.int64], **told_of: list[Tensor]) -> None:
         for name, values in told_of.items() if where else ():
-            told = torch.stack([value.to(values[0].device) for value in values])
             fact, places = f"parameter.{name}_gradient", np.asarray(where)
-            self._out.append(Clue(fact, step.owned.sites, told, places, nan_is_missing=True))
+            self._out.append(Clue(fact, step.owned.sites, stack_scalars(values), places, nan_is_missing=True))
 
     def _arrives(self, slot: Slot, gradient: Tensor) -> None:
         parameter = slot()

@@ -22,7 +22,7 @@ from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.members import member_parameters, members
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot
-from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.hooks.readings import Clue, Drained, stack_scalars
 from gradflow_export.instruments.base import Cost, Instrument, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.evidence import Wiring
@@ -274,15 +274,18 @@ def _first_entries(named: Iterable[tuple[str, Tensor]]) -> Drained:
     """
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[tuple[str, Tensor]]] = {}
     for name, p in named:
-        if p.dim() > 1 and p.numel() and p.is_floating_point() and not hasattr(p, "placements"):
+        if _is_matrix(p):
             alike.setdefault((p.shape, p.dtype, p.device), []).append((name, p))
     members = [each for group in alike.values() if len(group) > 1 for each in group]
     if not members:
         return []
     with torch.no_grad():
-        numbers = [_number(even_sample(p, SAMPLED).double()) for _, p in members]
-        told = torch.stack([number.to(numbers[0].device) for number in numbers])
+        told = stack_scalars([_number(even_sample(p, SAMPLED).double()) for _, p in members])
     return [Clue("parameter.first_entries", tuple(name for name, _ in members), told)]
+
+
+def _is_matrix(p: Tensor) -> bool:
+    return p.dim() > 1 and p.numel() > 0 and p.is_floating_point() and not hasattr(p, "placements")
 
 
 def _input_weights(model: nn.Module, names: Mapping[int, tuple[int, str]]) -> Drained:
@@ -305,17 +308,12 @@ def _number(entries: Tensor) -> Tensor:
 
 def _frozen_sizes(named: Iterable[tuple[str, Tensor]]) -> Drained:
     """Return the largest entry of each frozen matrix, and its square against their mean square: 3 as it was drawn."""
-    frozen = [
-        (name, p)
-        for name, p in named
-        if not p.requires_grad and p.dim() > 1 and p.numel() and p.is_floating_point() and not hasattr(p, "placements")
-    ][:HIDDEN]
+    frozen = [(name, p) for name, p in named if not p.requires_grad and _is_matrix(p)][:HIDDEN]
     if not frozen:
         return []
     with torch.no_grad():
         entries = [even_sample(p, FROZEN_ENTRIES).abs().double() for _, p in frozen]
-        sizes = [torch.stack([e.amax(), e.amax() ** 2 / e.square().mean()]) for e in entries]
-        told = torch.stack([size.to(sizes[0].device) for size in sizes])
+        told = stack_scalars([torch.stack([e.amax(), e.amax() ** 2 / e.square().mean()]) for e in entries])
     sites = tuple(name for name, _ in frozen)
     return [Clue("parameter.frozen_size", sites, told[:, 0]), Clue("parameter.frozen_peak", sites, told[:, 1])]
 

@@ -17,7 +17,7 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot
-from gradflow_export.hooks.readings import Clue, ClueSample, Drained
+from gradflow_export.hooks.readings import Clue, ClueSample, Drained, stack_scalars
 from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.local import local, shards
 from gradflow_export.metrics.arrays.norms import l2_norms
@@ -315,4 +315,4 @@ def _gaps(alike: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
 
 
 def _pending(fact: str, sites: tuple[str, ...], values: list[Tensor]) -> Clue:
-    return Clue(fact, sites, torch.stack([v.to(values[0].device) for v in values]), nan_is_missing=True)
+    return Clue(fact, sites, stack_scalars(values), nan_is_missing=True)

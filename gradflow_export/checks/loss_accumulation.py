@@ -16,7 +16,7 @@ from gradflow_export.autograd_graph.loss_shape import shape_of
 from gradflow_export.autograd_graph.nodes import Op, kind_of, sources
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
-from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.hooks.readings import Clue, Drained, stack_scalars
 from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
@@ -119,8 +119,7 @@ class SumInstrument(Instrument):
         told, self._told = self._told, []
         if not told:
             return []
-        most = torch.stack([value.to(told[0].device) for value in told]).amax()
-        return [Clue("loss.nested", (RUN_SITE,), most.reshape(1))]
+        return [Clue("loss.nested", (RUN_SITE,), stack_scalars(told).amax().reshape(1))]
 
     def forget(self) -> None:
         """Forget what was read: the step makes no record."""
@@ -134,8 +133,7 @@ class SumInstrument(Instrument):
         chosen = dense[:: -(-len(dense) // FOLLOWED) or 1]
         if not chosen:
             return torch.zeros((), dtype=torch.float64)
-        sizes = [even_sample(g, ENTRIES).abs().double().mean() for g in chosen]
-        return torch.stack([size.to(sizes[0].device) for size in sizes]).sum()
+        return stack_scalars([even_sample(g, ENTRIES).abs().double().mean() for g in chosen]).sum()
 
 
 def _holds(terms: Terms, whole: bool, earlier: _Root) -> bool:
@@ -204,7 +202,6 @@ class NestedLosses(Check):
     readings: int = 4
     deep: int = 3
     patience: int = 1
-    heal: int = 3
 
     name: ClassVar[str] = "nested-losses"
     order: ClassVar[int] = 60

@@ -111,23 +111,19 @@ class RepeatedInstrument(Instrument):
 
 def _repeated(model: nn.Module) -> Iterator[tuple[str, nn.Module, int]]:
     """Yield the name, module and number of places of each layer that one container, and nothing else, holds often."""
-    holders = Counter[int](id(child) for module in model.modules() for child in _children(module))
+    holders = Counter[int](id(child) for module in model.modules() for child in torch_private.children(module))
     for name, module in model.named_modules():
         if not isinstance(module, _CONTAINERS):
             continue
         names = {id(child): key for key, child in reversed(list(module.named_children()))}
-        members = {id(child): child for child in _children(module)}
-        for identity, count in Counter(id(child) for child in _children(module)).items():
+        members = {id(child): child for child in torch_private.children(module)}
+        for identity, count in Counter(id(child) for child in torch_private.children(module)).items():
             child = members[identity]
             path = f"{name}.{names[identity]}".lstrip(".")
             if count == 1 or holders[identity] != count:
                 continue
             if any(parameter.dim() > 1 for parameter in child.parameters()):
                 yield site_name(path), child, count
-
-
-def _children(module: nn.Module) -> list[nn.Module]:
-    return torch_private.children(module)
 
 
 def _draws(module: nn.Module) -> bool:
