@@ -63,7 +63,6 @@ class Collapse(Check):
     blocks: int = 2
     settle: int = 50
     readings: int = 4
-    patience: int = 3
 
     name: ClassVar[str] = "collapse"
     late: ClassVar[bool] = True

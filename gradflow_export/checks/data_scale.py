@@ -204,7 +204,6 @@ class TargetScale(Check):
     small: float = 0.01
     reach: float = 0.05
     settle: int = 20
-    patience: int = 3
 
     name: ClassVar[str] = "target-scale"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.DATA_SCALE,)

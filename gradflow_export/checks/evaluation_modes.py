@@ -62,7 +62,6 @@ class WrongMode(Check):
     often: float = 0.4
     asleep: int = 5
     patience: int = 1
-    heal: int = 3
 
     name: ClassVar[str] = "wrong-mode"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.EVAL_RANDOM,)

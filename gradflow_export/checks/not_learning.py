@@ -73,7 +73,6 @@ class NotLearning(Check):
     patient: int = 200
     sure: float = 3.0
     readings: int = 5
-    patience: int = 3
     heal: int = 15
 
     name: ClassVar[str] = "not-learning"

@@ -58,7 +58,6 @@ class StaleGradient(Check):
     readings: int = 4
     share: float = 0.45
     patience: int = 1
-    heal: int = 3
 
     name: ClassVar[str] = "stale-gradient"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.STALE_GRAD,)

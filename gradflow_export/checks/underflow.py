@@ -9,6 +9,7 @@ import numpy as np
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
+from gradflow_export.rules.evidence import reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import solved
 
@@ -69,12 +70,10 @@ class Underflow(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the entries of the gradients of this record."""
         zeros, greatest, means = (
-            record.get(f"parameter.{name}") for name in ("zero_share", "gradient_linf", "gradient_mean")
+            reading_of(record, f"parameter.{name}") for name in ("zero_share", "gradient_linf", "gradient_mean")
         )
-        scale = record.value("gradient.loss_scale")
-        if zeros is None or greatest is None or means is None or not (scale is None or scale == 1) or solved(history):
-            return ()
-        if not zeros.sites == greatest.sites == means.sites:
+        scaled = record.value("gradient.loss_scale") not in {None, 1.0}
+        if not zeros.sites == greatest.sites == means.sites or scaled or solved(history):
             return ()
         here = zeros.present & greatest.present & means.present
         share, top, mean = (each.values.astype(np.float64) for each in (zeros, greatest, means))

@@ -301,7 +301,6 @@ class WrongLoss(Check):
     readings: int = 2
     several: float = 0.2
     patience: int = 2
-    heal: int = 3
 
     name: ClassVar[str] = "wrong-loss"
     order: ClassVar[int] = 10

@@ -69,7 +69,6 @@ class Diverging(Rule):
     deviations: float = 6.0
     away: int = 100
     patience: int = 2
-    heal: int = 3
 
     name: ClassVar[str] = "diverging"
     needs: ClassVar[tuple[str, ...]] = ("loss",)

@@ -74,7 +74,6 @@ class LearningRate(Rule):
     fallen: float = 0.95
     decayed: float = 1e-3
     patience: int = 2
-    heal: int = 3
 
     name: ClassVar[str] = "learning-rate"
     needs: ClassVar[tuple[str, ...]] = ("update.ratio",)
@@ -178,6 +177,8 @@ class LearningRate(Rule):
         if rate.count > 1 and rate.high > 0 and rate.last < self.decayed * rate.high:
             yield from self._decayed(record, history, first, now)
             return
+        if rate.count > 10 and rate.last > 1.2 * float(rate.values[-10]):  # a warm-up
+            return
         updates, gradients = history.run("update.total_norm"), history.run("gradient.total_norm")
         norms = dict(zip(gradients.steps.tolist(), gradients.values.tolist(), strict=True))
         sizes = updates.values + margins(history, "update.total_norm")
@@ -191,8 +192,7 @@ class LearningRate(Rule):
         if not min(needed) > self.steps or now < self.fallen * first:
             yield from self._timid(record, history, first, now)
             return
-        rising = rate.count > 10 and rate.last > 1.2 * float(rate.values[-10])
-        if rising or not float(record.value("update.ratio") or 0.0) + margin(record, "update.ratio") < 1e-4:
+        if not float(record.value("update.ratio") or 0.0) + margin(record, "update.ratio") < 1e-4:
             return
         message = (
             f"at this step size a fall of the loss by a tenth takes at least {number(median(np.array(needed)))} steps, "
@@ -222,8 +222,6 @@ class LearningRate(Rule):
         agreement = (history.run("gradient.cosine").values - margins(history, "gradient.cosine"))[-30:]
         ratio += margin(record, "update.ratio")
         if record.step < self.settle or not ratio < 2.0 * self.timid or len(agreement) < 20:
-            return
-        if rate.count > 10 and rate.last > 1.2 * float(rate.values[-10]):
             return
         agree = median(np.asarray(agreement))
         known = history.at_sites("loss.over_constant").sites

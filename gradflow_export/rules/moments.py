@@ -84,7 +84,6 @@ class OutdatedSecondMoment(Rule):
     ratio: float = 5.0
     entries: float = 1024
     after: int = 100
-    patience: int = 3
 
     name: ClassVar[str] = "outdated second moment"
     needs: ClassVar[tuple[str, ...]] = ("parameter.adam_rms",)

@@ -35,7 +35,6 @@ class Rotation(Rule):
     growth: float = 0.8
     work: float = -0.5
     patience: int = 2
-    heal: int = 3
 
     name: ClassVar[str] = "rotation"
     needs: ClassVar[tuple[str, ...]] = ("flow.winding",)

@@ -39,8 +39,6 @@ class _Fixed(Rule):
 
     threshold: float
     patience: int = 1
-    heal: int = 1
-    cooldown: int = 0
 
     fixed: ClassVar[bool] = True
 
@@ -51,6 +49,9 @@ class _OfParameters(_Fixed):
 
     Frozen parameters are left out by those that remember ``parameter.trainable``.
     """
+
+    heal: int = 1
+    cooldown: int = 0
 
     by_layer: ClassVar[bool] = True
     least: ClassVar[bool] = False
@@ -185,6 +186,8 @@ class FixedSpike(_Fixed):
     """
 
     threshold: float = 2.0
+    heal: int = 1
+    cooldown: int = 0
 
     name: ClassVar[str] = "fixed-spike"
     needs: ClassVar[tuple[str, ...]] = ("loss",)
@@ -212,8 +215,6 @@ class FixedMemory(_Fixed):
     """
 
     threshold: float = 1000.0
-    heal: int = 3
-    cooldown: int = 20
 
     name: ClassVar[str] = "fixed-memory"
     needs: ClassVar[tuple[str, ...]] = ("runtime.rss",)
@@ -244,8 +245,6 @@ class FixedUnstable(_Fixed):
 
     threshold: float = 3.0
     window: int = 20
-    heal: int = 3
-    cooldown: int = 20
 
     name: ClassVar[str] = "fixed-unstable"
     needs: ClassVar[tuple[str, ...]] = ("gradient.total_norm",)

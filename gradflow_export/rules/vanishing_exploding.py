@@ -15,6 +15,7 @@ from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.statistics import median, theil_sen
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
+from gradflow_export.rules.evidence import reading_of
 from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.sampled import SURE
 from gradflow_export.rules.signals import Chain, Floats, chains, connections, converged, outlying, owner
@@ -162,8 +163,6 @@ class VanishingParameters(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the weights of this record."""
-        if record.get("parameter.numel") is None:
-            return ()
         sizes = _root_mean_squares(record)
         stacks = _stacks(sizes, history)
         found = [finding for links in stacks if (finding := self._judge(links)) is not None]
@@ -200,15 +199,9 @@ class VanishingParameters(Rule):
 
 def _root_mean_squares(record: StepRecord) -> dict[str, float]:
     """Return the root mean square gradient of each parameter whose gradient is finite and not 0."""
-    norms, numels = record.get("parameter.gradient_norm"), record.get("parameter.numel")
-    if norms is None or numels is None:
-        return {}
+    norms, known = reading_of(record, "parameter.gradient_norm"), reading_of(record, "parameter.numel").as_dict()
     values = np.where(norms.present, norms.values, 0.0).astype(np.float64)
-    if norms.sites == numels.sites:
-        sizes = np.where(numels.present, numels.values, 0.0).astype(np.float64)
-    else:
-        known = numels.as_dict()
-        sizes = np.array([known.get(site) or 0.0 for site in norms.sites], dtype=np.float64)
+    sizes = np.array([known.get(site) or 0.0 for site in norms.sites], dtype=np.float64)
     usable = (values > 0) & (values < math.inf) & (sizes > 0) & (sizes < math.inf)
     found = values[usable] / np.sqrt(sizes[usable])
     return dict(zip(compress(norms.sites, usable.tolist()), found.tolist(), strict=True))

@@ -169,7 +169,6 @@ class DiscardedActivation(Check):
         The result is used elsewhere, kept, or has a part in a loss; an activation stands between the two layers.
     """
 
-    patience: int = 3
     heal: int = 100
 
     name: ClassVar[str] = "discarded-activation"
