@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
+
+_SAID: Mapping[str, tuple[str, str, str]] = MappingProxyType(
+    {
+        "parameter.replica_gap": (
+            "",
+            (
+                "the ranks no longer hold the same weights: {count} of {total} replicated parameters ({names}) differ, "
+                "by {percent} % of their checksum at most."
+            ),
+            (
+                "average gradients on every rank before each step (DistributedDataParallel does; leave no_sync() for "
+                "the last micro-batch), step with the same learning rate and the same skipped steps everywhere, and "
+                "change weights on all ranks alike; then broadcast rank 0's weights: "
+                "torch.distributed.broadcast(p.data, src=0)."
+            ),
+        ),
+        "parameter.copy_gap": (
+            "copies",
+            (
+                "{count} of {total} copies ({names}) are no longer equal: they differ by up to {percent} % of their "
+                "greatest entry."
+            ),
+            (
+                "hold one tensor where there should be one (self.right = self.left), or give both the same gradient, "
+                "clipping, learning rate and weight decay; then make them equal again: b.data.copy_(a)."
+            ),
+        ),
+    }
+)
+"""Cause, message and advice by metric; copies are named as ``copy = first``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,37 +60,19 @@ class Desync(Rule):
     patience: int = 2
 
     name: ClassVar[str] = "desync"
-    needs: ClassVar[tuple[str, ...]] = ("parameter.replica_gap", "parameter.copy_gap")
+    needs: ClassVar[tuple[str, ...]] = tuple(_SAID)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the checksums and the copies of this record, which are named as ``copy = first``."""
-        replicas, copies = (reading_of(record, metric) for metric in self.needs)
-        apart = only(replicas, replicas.values > self.gap)
-        if apart.sites:
-            worst = float(apart.values.max())
-            message = (
-                f"the ranks no longer hold the same weights: {len(apart.sites)} of {int(replicas.present.sum())} "
-                f"replicated parameters ({some(apart.sites)}) differ, by {number(100 * worst)} % of their checksum at "
-                "most."
-            )
-            advice = (
-                "average gradients on every rank before each step (DistributedDataParallel does; leave no_sync() for "
-                "the last micro-batch), step with the same learning rate and the same skipped steps everywhere, and "
-                "change weights on all ranks alike; then broadcast rank 0's weights: "
-                "torch.distributed.broadcast(p.data, src=0)."
-            )
-            return (Finding(IssueType.DESYNC, Severity.HIGH, apart.sites, worst, self.gap, message, advice),)
-        apart = only(copies, copies.values > self.gap)
-        if not apart.sites:
-            return ()
-        layers = tuple(dict.fromkeys(part for name in apart.sites for part in name.split(" = ")))
-        worst = float(apart.values.max())
-        message = (
-            f"{len(apart.sites)} of {int(copies.present.sum())} copies ({some(apart.sites)}) are no longer equal: they "
-            f"differ by up to {number(100 * worst)} % of their greatest entry."
-        )
-        advice = (
-            "hold one tensor where there should be one (self.right = self.left), or give both the same gradient, "
-            "clipping, learning rate and weight decay; then make them equal again: b.data.copy_(a)."
-        )
-        return (Finding(IssueType.DESYNC, Severity.HIGH, layers, worst, self.gap, message, advice, cause="copies"),)
+        """Judge the checksums and the copies of this record."""
+        for metric, (cause, message, advice) in _SAID.items():
+            reading = reading_of(record, metric)
+            apart = only(reading, reading.values > self.gap)
+            if apart.sites:
+                worst = float(apart.values.max())
+                layers = tuple(dict.fromkeys(part for name in apart.sites for part in name.split(" = ")))
+                words = message.format(
+                    count=len(apart.sites), total=int(reading.present.sum()), names=some(apart.sites),
+                    percent=number(100 * worst),
+                )  # fmt: skip
+                return (Finding(IssueType.DESYNC, Severity.HIGH, layers, worst, self.gap, words, advice, cause=cause),)
+        return ()
