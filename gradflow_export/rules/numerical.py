@@ -64,17 +64,15 @@ class Numerical(Rule):
             self._explain(bad_loss, outputs, weights, gradients, record, history) if origin is None else origin[:3]
         )
         advice = (None if record.get("origin.input") is not None else self._overflow(record, history)) or advice
-        what = []
-        if bad_loss and loss is not None:
-            what.append(f"the loss is {number(loss)}")
-        if outputs:
-            what.append(f"the output of {some(outputs, 1)} is not finite")
-        if gradients:
-            what.append(f"the gradient of {some(gradients)} is NaN or Inf")
-        if weights:
-            what.append(f"the weights of {some(weights)} are NaN or Inf")
         value = loss if bad_loss and loss is not None else float(max(len(gradients), len(outputs), len(weights), 1))
-        message = " and ".join(what or ["the gradient norm is not finite"]) + f"; it begins {place}."
+        seen = (
+            (bad_loss, f"the loss is {number(value)}"),
+            (outputs, f"the output of {some(outputs, 1)} is not finite"),
+            (gradients, f"the gradient of {some(gradients)} is NaN or Inf"),
+            (weights, f"the weights of {some(weights)} are NaN or Inf"),
+        )
+        what = [words for there, words in seen if there] or ["the gradient norm is not finite"]
+        message = " and ".join(what) + f"; it begins {place}."
         rank = record.value("origin.rank")
         known = "" if rank is None else f"step {record.step}, rank {int(rank)}"
         cause = known if origin is None else origin[3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import compress
 from types import MappingProxyType
 from typing import ClassVar
 
@@ -113,21 +114,15 @@ class Stagnation(Rule):
         for index in np.flatnonzero(~still & (norms > 0)):
             module = owner(sites[index])
             loudest[module] = max(loudest.get(module, 0.0), float(norms[index]))
-        out: dict[str, list[str]] = {}
-        for index in np.flatnonzero(still):
-            norm, rate = float(norms[index]), float(rates[index])
-            if np.isnan(rate):
-                why = NOT_OWNED
-            elif np.isnan(norm):
-                why = NO_GRADIENT
-            elif rate == 0.0:
-                why = ZERO_RATE
-            elif norm <= self.invariant * loudest.get(owner(sites[index]), -1.0):
-                continue
-            else:
-                why = ZERO_GRADIENT if norm == 0.0 else ROUNDING
-            out.setdefault(why, []).append(sites[index])
-        return {why: tuple(names) for why, names in out.items()}
+        beside = np.array([loudest.get(owner(site), -1.0) for site in sites])
+        invariant = norms.astype(np.float64) <= self.invariant * beside
+        why = np.select(
+            [np.isnan(rates), np.isnan(norms), rates == 0.0, invariant, norms == 0.0],
+            [NOT_OWNED, NO_GRADIENT, ZERO_RATE, "", ZERO_GRADIENT],
+            ROUNDING,
+        )
+        found = dict.fromkeys(why[still].tolist())
+        return {reason: tuple(compress(sites, still & (why == reason))) for reason in found if reason}
 
     def _blank(self, record: StepRecord, sites: tuple[str, ...], layers: tuple[str, ...]) -> tuple[str, ...]:
         """Return those parameters whose modules hold nothing but zeros."""
