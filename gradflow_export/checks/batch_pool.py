@@ -150,7 +150,7 @@ class Remembered:
             if here.any():
                 self._add(found, x[here], targets[here])
                 mistakes.update(_values(found, x[here], targets[here]))
-                out.update(self._judge(found, predictions[here], targets[here]))
+                out.update(self._judge(found, found.kind, predictions[here], targets[here]))
                 out.update(self._copies(found))
         run = tuple(straight for straight in found.run if straight.plain or not found.bends)
         length = row_length(run)
@@ -262,10 +262,7 @@ class Remembered:
         while len(self._rows) > 1 and self._count - len(self._rows[0][1]) >= POOL:
             self._count -= len(self._rows.popleft()[1])
 
-    def _judge(self, found: Found, predictions: Floats, targets: Floats) -> dict[str, float]:
-        kind = found.kind
-        if kind is None:
-            return {}
+    def _judge(self, found: Found, kind: Kind, predictions: Floats, targets: Floats) -> dict[str, float]:
         y = np.concatenate([targets for _, targets in self._rows]).astype(np.float64)
         if found.logits:
             predictions = 1.0 / (1.0 + np.exp(-np.clip(predictions, -60.0, 60.0)))

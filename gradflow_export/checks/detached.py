@@ -19,7 +19,7 @@ from gradflow_export.hooks.function_spy import Spy
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, some
-from gradflow_export.rules.evidence import layers_of, sites_of
+from gradflow_export.rules.evidence import layers_of, only, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import owner
 
@@ -253,6 +253,6 @@ class CutOff(Check):
 
 def _without_gradient(record: StepRecord) -> set[str]:
     """Return the modules whose parameters all got a gradient of exactly 0, as far as they got one."""
-    sites = sites_of(record, "parameter.gradient_norm")
-    moved = {owner(site) for site in sites if record.value("parameter.gradient_norm", site) != 0.0}
-    return {owner(site) for site in sites} - moved
+    norms = reading_of(record, "parameter.gradient_norm")
+    rest, moved = (set(map(owner, only(norms, flags).sites)) for flags in (norms.values == 0.0, norms.values != 0.0))
+    return rest - moved

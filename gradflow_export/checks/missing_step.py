@@ -7,7 +7,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
@@ -132,7 +131,7 @@ class LonelyPasses:
             self._cleared = not any(g is not None and bool(even_sample(g, ENTRIES).any()) for g in gradients)
         if self._passes == GATHERING_PASSES and not self._cleared and self._rests():
             self._tell(_GATHERED, GATHERING_PASSES)
-            return [_run("wiring.gathering_passes", self._passes)]
+            return [Clue.by_layer("wiring.gathering_passes", {RUN_SITE: float(self._passes)})]
         if self._passes != LONELY_BACKWARD_PASSES:
             return []
         share, rests = self._share(), self._rests()
@@ -145,7 +144,8 @@ class LonelyPasses:
             self._tell(_WAITING)
         if not (copied or (self._cleared and self._brought)) or not rests:
             return []
-        return [_run("wiring.lonely_passes", self._passes), _run("wiring.foreign", share)]
+        found = {"lonely_passes": self._passes, "foreign": share}
+        return [Clue.by_layer(f"wiring.{name}", {RUN_SITE: float(value)}) for name, value in found.items()]
 
     def _tell(self, what: str, passes: int = LONELY_BACKWARD_PASSES) -> None:
         if not self._told:
@@ -193,7 +193,3 @@ class LonelyPasses:
         found = [] if model is None else [(slot, p) for slot, p in slots(model) if p.requires_grad and p.numel()]
         # The first ones: gradients arrive there last, so that what is found is what earlier passes left.
         self._before = [(slot, even_sample(p, ENTRIES).clone()) for slot, p in found[:FOLLOWED]]
-
-
-def _run(fact: str, value: float) -> Clue:
-    return Clue(fact, (RUN_SITE,), np.array([float(value)]))

@@ -84,8 +84,7 @@ class ModeInstrument(Instrument):
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack takes the hooks away."""
-        stack = contextlib.ExitStack()
-        model = self._model()
+        stack, model = contextlib.ExitStack(), self._model()
         if model is not None:
             begin, end = ModuleHook(self._guard(self._begin)), ModuleHook(self._guard(self._end))
             stack.callback(self._stop)

@@ -101,7 +101,7 @@ class StaleGradient(Check):
         left = self._left(stale, told)
         if left is None:
             return ()
-        everywhere = set(left.names).issuperset(compress(stale.sites, told.any(axis=0)))
+        everywhere = set(left.names).issuperset(stale.sites[index] for index in np.flatnonzero(told.any(axis=0)))
         message = (
             f"before the backward pass .grad of {some(left.names)} held a gradient of earlier steps, "
             f"{number(left.worst)} times as large as the one used in this step, in {left.times} of {left.looks} steps "

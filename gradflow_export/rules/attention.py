@@ -106,7 +106,7 @@ class AttentionCollapse(Rule):
         if solved(history) or converged(record, history):
             return ()
         ill: list[tuple[str, float]] = []
-        later = False
+        series, later = history.at_sites("attention.entropy"), False
         for layer, heads in _by_layer(reading):
             highest = float(reading.values[heads].max())
             sites = [reading.sites[index] for index in heads]
@@ -114,7 +114,6 @@ class AttentionCollapse(Rule):
                 continue
             if not _learned(history, "attention.entropy", sites, self.healthy, least=self.entropy):
                 ill.append((layer, highest))
-                series = history.at_sites("attention.entropy")
                 first = [series.first[series.sites.index(site)] for site in sites if site in series.sites]
                 later = later or not all(value < self.entropy for value in first)
         if not ill:

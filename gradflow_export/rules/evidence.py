@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -154,12 +153,6 @@ def only(reading: Reading, flags: BoolArray) -> Reading:
     where = np.flatnonzero(reading.present & flags)
     sites = tuple(reading.sites[index] for index in where)
     return Reading.owned(reading.metric, sites, reading.values[where], reading.present[where])
-
-
-def sites_of(record: StepRecord, metric: str) -> tuple[str, ...]:
-    """Return the sites at which a metric arrived in this record."""
-    reading = reading_of(record, metric)
-    return tuple(compress(reading.sites, reading.present))
 
 
 def layers_of(record: StepRecord, fact: str) -> tuple[str, ...]:

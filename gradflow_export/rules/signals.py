@@ -15,6 +15,7 @@ from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Reading, StepRecord
+from gradflow_export.rules.evidence import reading_of
 from gradflow_export.rules.history import History, SiteSeries
 
 Floats = npt.NDArray[np.float64]
@@ -50,10 +51,8 @@ class Chain:
         return last - first if math.isfinite(first) and math.isfinite(last) else math.nan
 
 
-def chain(reading: Reading | None) -> Chain | None:
+def chain(reading: Reading) -> Chain | None:
     """Return the logarithms along a chain, ``None`` for fewer than two blocks with a finite value."""
-    if reading is None:
-        return None
     usable = reading.present & np.isfinite(reading.values) & (reading.values >= 0)
     if int(usable.sum()) < 2:
         return None
@@ -74,7 +73,7 @@ def chains(record: StepRecord, metric: str) -> tuple[Chain, ...]:
         record: May tell in ``block.next`` how its blocks hang together; else they are one chain.
         metric: A metric of blocks.
     """
-    whole, following = chain(record.get(metric)), record.get("block.next")
+    whole, following = chain(reading_of(record, metric)), record.get("block.next")
     if whole is None or following is None:
         return () if whole is None else (whole,)
     found = _linked(whole.sites, following.sites, following.values.tobytes(), following.present.tobytes())
