@@ -113,7 +113,7 @@ class Stagnation(Rule):
         out: dict[str, list[str]] = {}
         for index in np.flatnonzero(still):
             norm, rate = float(norms[index]), float(rates[index])
-            if np.isnan(rate):
+            if np.isnan(rate) and not np.isnan(rates).all():  # else no optimizer makes the steps
                 why = NOT_OWNED
             elif np.isnan(norm):
                 why = NO_GRADIENT
