@@ -111,6 +111,7 @@ class TrainingLoop:
         if self.hand.waits:
             self.hand.end()
             self.instruments.gradients.forget(self)
+            self.instruments.clipping.take_back()
         if not (self.partners.is_sole(step.optimizer) or self._players.admit(step, self.open, self._finish)):
             return
         self._held.begin()
@@ -196,6 +197,7 @@ class TrainingLoop:
             return
         if again:
             self.instruments.gradients.forget(self)
+            self.instruments.clipping.take_back()
         self._read_gradients(_by_hand(self, model), self._due)
 
     def finish(self, *, last: bool = False) -> None:
@@ -223,6 +225,8 @@ class TrainingLoop:
         """Count a backward pass once, as it begins; those that lead to no step make a record for the rules."""
         if self._due and self.instruments.loss.passes.begun >= MOST_READ:
             self._due = self.instruments.give_up()
+        if not self.partners:
+            self.hand.begin()
         # What reaches a block while a pass is under way belongs to that pass.
         if self.open is None and not (self.lonely.over or self.instruments.loss.passes.under):
             bundle = Bundle(self.steps + 1, time.time())

@@ -45,7 +45,7 @@ class HandUpdates:
         self._model, self._code, self._hook = model, code, guard(self._called)
         self.on_pass: Callable[[nn.Module, bool], None] = lambda _model, _again: None
         self.on_step: Callable[[nn.Module], None] = lambda _model: None
-        self.waits = False
+        self.waits = self._read = False
         self._sums: list[Tensor | None] | None = None
         self._versions: list[tuple[int, int]] = []
         self._counted, self._alone = True, False
@@ -53,21 +53,28 @@ class HandUpdates:
         self._modules: dict[int, weakref.ref[nn.Module]] = {}
         self._handle: RemovableHandle | None = None
 
-    def over(self) -> None:
-        """Take notice of the end of a backward pass."""
+    def begin(self) -> None:
+        """Take notice of a backward pass under way or over: from here on, weights that change make a step."""
         model = self._model()
         if model is None:
             return
-        self.on_pass(model, self.waits)
-        trained = _trained(model)
-        self._gradients = [stamp(p.grad) for p in trained]
         if not self.waits:
-            self.waits, self._versions = True, _versions(trained)
+            self.waits, trained = True, _trained(model)
+            self._versions = _versions(trained)
             # Counted only until it is known that versions tell: writes to ``.data`` leave them as they are.
             self._sums = None if self._counted and self._sums is not None else [checksum(p) for p in trained]
         if self._handle is None and not (self._code is not None and self._code.found):
             self._modules = {id(m): weakref.ref(m) for m in model.modules()}
             self._handle = register_module_forward_pre_hook(self._hook)
+
+    def over(self) -> None:
+        """Take notice of the end of a backward pass that added to gradients."""
+        model = self._model()
+        if model is None:
+            return
+        self.on_pass(model, self._read)
+        self._read, self._gradients = True, [stamp(p.grad) for p in _trained(model)]
+        self.begin()
 
     def look(self) -> None:
         """Report a step where the weights are others than at the last backward pass."""
@@ -86,13 +93,12 @@ class HandUpdates:
         # Looked up once: it looks at every object there is.
         self._alone = self._alone or not _are_held(trained)
         if self._alone:
-            self.waits = False
             self.on_step(model)
 
     def used(self, model: nn.Module) -> bool:
-        """Whether gradients are still there and others than at the end of the last backward pass, as after clipping."""
+        """Whether gradients are to be read now: they are others than at the end of the last pass, as after clipping."""
         now = [p.grad for p in _trained(model)]
-        if len(now) != len(self._gradients):
+        if not self._read or len(now) != len(self._gradients):
             return True
         pairs = [(g, known) for g, known in zip(now, self._gradients, strict=True) if known is not None]
         cleared = any(g is None or is_zeroed(g, known) for g, known in pairs)
@@ -101,7 +107,7 @@ class HandUpdates:
     def end(self) -> None:
         """Wait for no update any more."""
         self._unhook()
-        self.waits = False
+        self.waits = self._read = False
 
     def attach(self) -> contextlib.ExitStack:
         """Return a stack whose closing ends it."""
