@@ -101,7 +101,7 @@ def make_loop(
     found = make_instruments(Setting(model, code, part, block.names, told.append, given))
     armed = tuple(sorted(found, key=stepped))
     hand = HandUpdates(reference, code, guard=part("wiring"))
-    loss = _make_loss(criterion, reference, block, clipping, armed, part)
+    loss = _make_loss(criterion, reference, block, clipping, hand, armed, part)
     instruments = Instruments(block, GradientInstrument(), loss, clipping, armed)
     schedule = settings.schedule.for_sites(_sites(model, instruments, settings))
     loop = TrainingLoop(instruments, schedule, guard, hand_over, lonely, hand)
@@ -138,6 +138,7 @@ def _make_loss(
     model: Callable[[], nn.Module | None],
     block: BlockInstrument,
     clipping: ClippingInstrument,
+    hand: HandUpdates,
     armed: Sequence[Instrument],
     part: Callable[[str], Part],
 ) -> LossInstrument:
@@ -148,9 +149,14 @@ def _make_loss(
         for forget in cleared:
             forget()
 
+    def over() -> None:
+        clipping.over()
+        hand.over()
+
     return LossInstrument(
         criterion,
         model=model,
+        on_over=over,
         on_cleared=start_over,
         on_loss=part("blocks")(block.follow),
         guard=part("loss"),

@@ -92,8 +92,7 @@ class TrainingLoop:
 
     def attach(self) -> contextlib.ExitStack:
         """Attach all instruments and plan the first step; closing the returned stack undoes it."""
-        loss, self.instruments.blocks.store.on_backward = self.instruments.loss, self.notice_lonely
-        loss.on_pass, loss.on_over = self._begin_pass, self._end_pass
+        self.instruments.loss.on_pass = self.instruments.blocks.store.on_backward = self.notice_lonely
         self.hand.on_pass, self.hand.on_step = self._read_pass, self.step_by_hand
         with self.hand.attach() as stack:
             # First of all hooks, so that what other instruments do after the step does not count as the step's time.
@@ -108,10 +107,9 @@ class TrainingLoop:
     def before(self, step: OptimizerStep) -> None:
         """Read gradients as the optimizer will use them, and weights when they are due."""
         self.lonely.over = True
-        if self.hand.waits:
-            self.hand.end()
-            self.instruments.gradients.forget(self)
-            self.instruments.clipping.take_back()
+        if self.hand.on:
+            self.hand.on = False
+            self._used.take_back(self)
         if not (self.partners.is_sole(step.optimizer) or self._players.admit(step, self.open, self._finish)):
             return
         self._held.begin()
@@ -175,9 +173,7 @@ class TrainingLoop:
                 _log.warning("gradflow: an optimizer's steps are counted by themselves; exporter.step() is ignored.")
             return
         self.lonely.over = True
-        if self.hand.used(model):
-            self._read_pass(model, again=True)
-        self.hand.end()
+        self.hand.end(model)
         self._held.begin()
         step = _by_hand(self, model)
         if self._recorded:
@@ -193,17 +189,12 @@ class TrainingLoop:
 
     def _read_pass(self, model: nn.Module, again: bool) -> None:
         """Read gradients at the end of a backward pass, where no optimizer has stepped yet."""
-        if not self._recorded:
-            return
-        if again:
-            self.instruments.gradients.forget(self)
-            self.instruments.clipping.take_back()
-        self._read_gradients(_by_hand(self, model), self._due)
+        if self._recorded:
+            self._read_gradients(_by_hand(self, model), self._due, again=again)
 
     def finish(self, *, last: bool = False) -> None:
         """Hand over a step that is still open, or what was seen since the last one that cannot wait for the next."""
-        if last:
-            self.hand.look()
+        self.hand.look()
         if self.open is None and self._recorded and self.instruments.news:
             self._collect({})
         if self.open is not None:
@@ -212,20 +203,11 @@ class TrainingLoop:
         if last and self.pace.make_up():
             self._hand_over(self.quiet.last_step(self._transfer))
 
-    def _begin_pass(self) -> None:
-        self.hand.look()
-        self.notice_lonely()
-
-    def _end_pass(self) -> None:
-        self.instruments.clipping.over()
-        if not self.partners:
-            self.hand.over()
-
     def notice_lonely(self) -> None:
         """Count a backward pass once, as it begins; those that lead to no step make a record for the rules."""
         if self._due and self.instruments.loss.passes.begun >= MOST_READ:
             self._due = self.instruments.give_up()
-        if not self.partners:
+        if self.hand.on and not self.instruments.loss.passes.under:
             self.hand.begin()
         # What reaches a block while a pass is under way belongs to that pass.
         if self.open is None and not (self.lonely.over or self.instruments.loss.passes.under):

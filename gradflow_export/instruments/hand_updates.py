@@ -36,7 +36,7 @@ class HandUpdates:
     Attributes:
         on_pass: Called with the model at the end of each backward pass, and whether it is another one of the same step.
         on_step: Called with the model after an update.
-        waits: Whether a backward pass is over and no update has been seen since.
+        on: Whether no optimizer has stepped yet.
     """
 
     def __init__(
@@ -45,42 +45,34 @@ class HandUpdates:
         self._model, self._code, self._hook = model, code, guard(self._called)
         self.on_pass: Callable[[nn.Module, bool], None] = lambda _model, _again: None
         self.on_step: Callable[[nn.Module], None] = lambda _model: None
-        self.waits = self._read = False
+        self.on, self._waits, self._read = True, False, False
         self._sums: list[Tensor | None] | None = None
         self._versions: list[tuple[int, int]] = []
-        self._counted, self._alone = True, False
+        self._counted = True
+        self._alone: bool | None = None
         self._gradients: list[tuple[int, int] | None] = []
         self._modules: dict[int, weakref.ref[nn.Module]] = {}
         self._handle: RemovableHandle | None = None
 
     def begin(self) -> None:
-        """Take notice of a backward pass under way or over: from here on, weights that change make a step."""
-        model = self._model()
-        if model is None:
-            return
-        if not self.waits:
-            self.waits, trained = True, _trained(model)
-            self._versions = _versions(trained)
-            # Counted only until it is known that versions tell: writes to ``.data`` leave them as they are.
-            self._sums = None if self._counted and self._sums is not None else [checksum(p) for p in trained]
-        if self._handle is None and not (self._code is not None and self._code.found):
-            self._modules = {id(m): weakref.ref(m) for m in model.modules()}
-            self._handle = register_module_forward_pre_hook(self._hook)
+        """Take notice of a backward pass that begins; an update before it makes a step."""
+        self.look()
+        self._wait()
 
     def over(self) -> None:
         """Take notice of the end of a backward pass that added to gradients."""
         model = self._model()
-        if model is None:
+        if model is None or not self.on:
             return
         self.on_pass(model, self._read)
         self._read, self._gradients = True, [stamp(p.grad) for p in _trained(model)]
-        self.begin()
+        self._wait()
 
     def look(self) -> None:
         """Report a step where the weights are others than at the last backward pass."""
-        if not self.waits:
-            return
         self._unhook()
+        if not (self._waits and self.on):
+            return
         model = self._model()
         if model is None:
             return
@@ -90,30 +82,41 @@ class HandUpdates:
             if not any(s is not None and not torch.equal(s, _sum(p, s)) for p, s in reversed([*sums])):
                 return
             self._counted = False
-        # Looked up once: it looks at every object there is.
-        self._alone = self._alone or not _are_held(trained)
+        if self._alone is None:  # once, for it looks at every object there is
+            self._alone = not _are_held(trained)
         if self._alone:
             self.on_step(model)
 
-    def used(self, model: nn.Module) -> bool:
-        """Whether gradients are to be read now: they are others than at the end of the last pass, as after clipping."""
+    def end(self, model: nn.Module) -> None:
+        """Take notice of a step, found or told of; gradients are read now if they are others, as after clipping."""
         now = [p.grad for p in _trained(model)]
-        if not self._read or len(now) != len(self._gradients):
-            return True
-        pairs = [(g, known) for g, known in zip(now, self._gradients, strict=True) if known is not None]
-        cleared = any(g is None or is_zeroed(g, known) for g, known in pairs)
-        return not cleared and any(stamp(g) != known for g, known in pairs)
-
-    def end(self) -> None:
-        """Wait for no update any more."""
+        pairs = list(zip(now, self._gradients, strict=True)) if self._read and len(now) == len(self._gradients) else []
+        known = [(g, before) for g, before in pairs if before is not None]
+        cleared = any(g is None or is_zeroed(g, before) for g, before in known)
+        if not pairs or not (cleared or all(stamp(g) == before for g, before in known)):
+            self.on_pass(model, self._read)
         self._unhook()
-        self.waits = self._read = False
+        self._waits = self._read = False
 
     def attach(self) -> contextlib.ExitStack:
         """Return a stack whose closing ends it."""
         stack = contextlib.ExitStack()
-        stack.callback(self.end)
+        stack.callback(self._unhook)
         return stack
+
+    def _wait(self) -> None:
+        """Watch for an update from here on."""
+        model = self._model()
+        if model is None:
+            return
+        if not self._waits:
+            self._waits, trained = True, _trained(model)
+            self._versions = _versions(trained)
+            # Counted only until it is known that versions tell: writes to ``.data`` leave them as they are.
+            self._sums = None if self._counted and self._sums is not None else [checksum(p) for p in trained]
+        if self._handle is None and not (self._code is not None and self._code.found):
+            self._modules = {id(m): weakref.ref(m) for m in model.modules()}
+            self._handle = register_module_forward_pre_hook(self._hook)
 
     def _unhook(self) -> None:
         handle, self._handle = self._handle, None

@@ -58,13 +58,13 @@ class LossInstrument:
     Args:
         criterion: The loss module, if there is one.
         model: Returns the model that is trained, so that backward passes can be distinguished.
-        on_over: First value of the attribute.
+        on_over: Called after each backward pass of the model.
         on_cleared: Called where the gradients of all passes so far were cleared.
         on_loss: Called with each loss that has a graph.
         guard: Wraps the hooks.
 
     Attributes:
-        on_pass, on_over: Called before and after each backward pass of the model.
+        on_pass: Called before each backward pass of the model.
         on_root: Each is called with each tensor on which ``backward`` is called for this model.
         follows: Whether losses on which ``backward`` is called are reported as those with a graph.
         root: How the loss was made in the latest of them, and its value where the host knows it.
@@ -81,7 +81,7 @@ class LossInstrument:
         guard: Guard = unguarded,
     ) -> None:
         self._criterion = criterion
-        self._guard, self.on_over, self._on_loss = guard, on_over, on_loss
+        self._guard, self._on_over, self._on_loss = guard, on_over, on_loss
         self.passes = Passes(model, on_cleared)
         self._end_scanned = guard(self.passes.end)
         self._roots = Roots(model, self._pass_begins, self._pass_over, guard=guard)
@@ -289,7 +289,7 @@ class LossInstrument:
         if threading.get_ident() in passes.under:
             (self._end_scanned if passes.scan else passes.end)(seconds)
             if seconds is not None:
-                self.on_over()
+                self._on_over()
 
     def _backward(self, _gradient: Tensor) -> None:
         # Of ``torch.autograd.grad``, which adds to no gradient, when no pass is seen; its losses may be several.
