@@ -46,6 +46,7 @@ from gradflow_export.instruments.discrete.declared_grids import Grids
 from gradflow_export.instruments.discrete.nodes import Pairs
 from gradflow_export.instruments.gradients.clipping import ClippingInstrument
 from gradflow_export.instruments.gradients.parameters import GradientInstrument
+from gradflow_export.instruments.hand_updates import HandUpdates
 from gradflow_export.instruments.loss import LossInstrument
 from gradflow_export.profiles import profile as rules_of
 from gradflow_export.records.step_record import Issue, Note, RunInfo
@@ -99,10 +100,11 @@ def make_loop(
     given = {"pairs": pairs, "grids": grids, "copies": copies, "rerun_nonfinite": settings.rerun_nonfinite}
     found = make_instruments(Setting(model, code, part, block.names, told.append, given))
     armed = tuple(sorted(found, key=stepped))
-    loss = _make_loss(criterion, reference, block, clipping, armed, part)
+    hand = HandUpdates(reference, code, guard=part("wiring"))
+    loss = _make_loss(criterion, reference, block, clipping, hand, armed, part)
     instruments = Instruments(block, GradientInstrument(), loss, clipping, armed)
     schedule = settings.schedule.for_sites(_sites(model, instruments, settings))
-    loop = TrainingLoop(instruments, schedule, guard, hand_over, lonely)
+    loop = TrainingLoop(instruments, schedule, guard, hand_over, lonely, hand)
     loop.told, loop.clock = told, StepClock(settings.budget, settings.floor)
     loop.partners.roles = Roles(model, roles)
     instruments.gradients.flagged = loop.pace.flagged
@@ -136,6 +138,7 @@ def _make_loss(
     model: Callable[[], nn.Module | None],
     block: BlockInstrument,
     clipping: ClippingInstrument,
+    hand: HandUpdates,
     armed: Sequence[Instrument],
     part: Callable[[str], Part],
 ) -> LossInstrument:
@@ -146,10 +149,14 @@ def _make_loss(
         for forget in cleared:
             forget()
 
+    def over() -> None:
+        clipping.over()
+        hand.over()
+
     return LossInstrument(
         criterion,
         model=model,
-        on_over=clipping.over,
+        on_over=over,
         on_cleared=start_over,
         on_loss=part("blocks")(block.follow),
         guard=part("loss"),

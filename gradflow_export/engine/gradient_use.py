@@ -39,17 +39,25 @@ class UsedGradients:
         """Whether :meth:`end` must be called when the optimizer has stepped."""
         return self._gradients.waits
 
-    def read(self, step: OptimizerStep, due: AbstractSet[str]) -> None:
+    def read(self, step: OptimizerStep, due: AbstractSet[str], *, again: bool = False) -> None:
         """Take the gradients of one optimizer; those of a closure when it has stepped, all others before.
 
         Args:
             step: The optimizer.
             due: Instruments that are due.
+            again: Whether they were read in this step before and are others by now.
         """
+        if again:
+            self.take_back(step.optimizer)
         later = not (step.closure or self._clipping.waits)
         self._gradients.read(step, statistics="statistics" in due, histograms="histograms" in due, later=later)
         if not self._gradients.waits:
             self._judge(step, stepped=False)
+
+    def take_back(self, optimizer: object) -> None:
+        """Forget what was read and compared of an optimizer in this step."""
+        self._gradients.forget(optimizer)
+        self._clipping.take_back()
 
     def end(self, step: OptimizerStep) -> None:
         """Take what was left for after the step."""

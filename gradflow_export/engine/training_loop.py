@@ -28,6 +28,7 @@ from gradflow_export.hooks.optimizer_steps import OptimizerStep, OptimizerSteps,
 from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.backward_passes import MOST_READ
 from gradflow_export.instruments.gradients.fingerprints import Fingerprints
+from gradflow_export.instruments.hand_updates import HandUpdates
 from gradflow_export.records.step_record import Issue, Note
 from gradflow_export.schedule import SETTLING_STEPS, Schedule
 
@@ -52,8 +53,9 @@ class TrainingLoop:
         guard: Guard,
         hand_over: Callable[[Bundle], None],
         lonely: LonelyPasses,
+        hand: HandUpdates,
     ) -> None:
-        self.instruments, self.lonely = instruments, lonely
+        self.instruments, self.lonely, self.hand = instruments, lonely, hand
         self.noted: Drained = []  # readings of others, for the next record; of one metric the last counts
         self.told: deque[Issue | Note] = deque(maxlen=TOLD)  # issues and notes, for the record of the step under way
         self.pace = Pace()
@@ -91,7 +93,8 @@ class TrainingLoop:
     def attach(self) -> contextlib.ExitStack:
         """Attach all instruments and plan the first step; closing the returned stack undoes it."""
         self.instruments.loss.on_pass = self.instruments.blocks.store.on_backward = self.notice_lonely
-        with contextlib.ExitStack() as stack:
+        self.hand.on_pass, self.hand.on_step = self._read_pass, self.step_by_hand
+        with self.hand.attach() as stack:
             # First of all hooks, so that what other instruments do after the step does not count as the step's time.
             for each in self.instruments.hooked:
                 stack.enter_context(each.attach())
@@ -104,6 +107,9 @@ class TrainingLoop:
     def before(self, step: OptimizerStep) -> None:
         """Read gradients as the optimizer will use them, and weights when they are due."""
         self.lonely.over = True
+        if self.hand.on:
+            self.hand.on = False
+            self._used.take_back(self)
         if not (self.partners.is_sole(step.optimizer) or self._players.admit(step, self.open, self._finish)):
             return
         self._held.begin()
@@ -167,10 +173,10 @@ class TrainingLoop:
                 _log.warning("gradflow: an optimizer's steps are counted by themselves; exporter.step() is ignored.")
             return
         self.lonely.over = True
+        self.hand.end(model)
         self._held.begin()
-        step = OptimizerStep(self, owned_by_hand(model), closure=False, scale=None)
+        step = _by_hand(self, model)
         if self._recorded:
-            self._read_gradients(step, self._due)
             for look in self._hand_after:
                 look(step)
             self._held.step_by_hand(step)
@@ -181,8 +187,14 @@ class TrainingLoop:
         for look in self._hand_before:
             look(step)
 
+    def _read_pass(self, model: nn.Module, again: bool) -> None:
+        """Read gradients at the end of a backward pass, where no optimizer has stepped yet."""
+        if self._recorded:
+            self._read_gradients(_by_hand(self, model), self._due, again=again)
+
     def finish(self, *, last: bool = False) -> None:
         """Hand over a step that is still open, or what was seen since the last one that cannot wait for the next."""
+        self.hand.look()
         if self.open is None and self._recorded and self.instruments.news:
             self._collect({})
         if self.open is not None:
@@ -195,6 +207,8 @@ class TrainingLoop:
         """Count a backward pass once, as it begins; those that lead to no step make a record for the rules."""
         if self._due and self.instruments.loss.passes.begun >= MOST_READ:
             self._due = self.instruments.give_up()
+        if self.hand.on and not self.instruments.loss.passes.under:
+            self.hand.begin()
         # What reaches a block while a pass is under way belongs to that pass.
         if self.open is None and not (self.lonely.over or self.instruments.loss.passes.under):
             bundle = Bundle(self.steps + 1, time.time())
@@ -278,6 +292,10 @@ class TrainingLoop:
 def _pack(drained: Drained, bundle: Bundle) -> None:
     if drained:
         bundle.packed.extend(pack(drained))
+
+
+def _by_hand(loop: TrainingLoop, model: nn.Module) -> OptimizerStep:
+    return OptimizerStep(loop, owned_by_hand(model), closure=False, scale=None)
 
 
 def _learning_rates(optimizer: object) -> list[float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -30,52 +32,87 @@ class Spy:
 
     def __init__(self, owner: Any, name: str, see: See, *, result: bool = False, lists: bool = False) -> None:
         self._owner, self._name, self._see, self._result, self._lists = owner, name, see, result, lists
-        self._own = True
-        self._original: Any = None
-        self._stand_in: Any = None
+        self._shared: _Shared | None = None
         self.always = False
         """Whether calls without gradients are shown too."""
 
     @property
     def live(self) -> bool:
         """Whether the function is being watched."""
-        return self._stand_in is not None
-
-    @property
-    def original(self) -> Any:
-        """What stood there before; what stood before that where another watcher has left in the meantime."""
-        spy = getattr(self._original, "gradflow_spy", None)
-        return self._original if spy is None or spy.live else spy.original
+        return self._shared is not None
 
     def install(self) -> None:
-        """Put the stand-in in place."""
-        original, see, spy = getattr(self._owner, self._name), self._see, self
-        below = getattr(original, "gradflow_spy", None)
-        self._own = self._name in vars(self._owner) if below is None else below._own  # noqa: SLF001 - same class
-
-        @functools.wraps(original)
-        def stand_in(*args: Any, **kwargs: Any) -> Any:
-            if spy._lists:
-                args = tuple([list(arg) if isinstance(arg, Iterator) else arg for arg in args])
-                kwargs = {name: list(arg) if isinstance(arg, Iterator) else arg for name, arg in kwargs.items()}
-            result = original(*args, **kwargs)
-            if spy.live and _is_seen(spy.always):
-                see(args, {**kwargs, "result": result} if spy._result else kwargs)
-            return result
-
-        stand_in.__dict__["gradflow_spy"] = self
-        self._original, self._stand_in = original, stand_in
-        setattr(self._owner, self._name, stand_in)
+        """Put a stand-in in place, or join those who share the one that is there."""
+        with _ONE_AT_A_TIME:
+            self._shared = _shared(self._owner, self._name)
+            self._shared.spies.append(self)
 
     def remove(self) -> None:
-        """Put the function back; where another stand-in lies on top, it stays as a mere detour until that one goes."""
-        if vars(self._owner).get(self._name) is self._stand_in:
-            original = self.original
-            if self._own or hasattr(original, "gradflow_spy"):
-                setattr(self._owner, self._name, original)
+        """Leave; the last one puts the function back, unless somebody else has put another one on top meanwhile."""
+        with _ONE_AT_A_TIME:
+            shared, self._shared = self._shared, None
+            if shared is None:
+                return
+            shared.spies.remove(self)
+            if shared.spies or vars(self._owner).get(self._name) is not shared.stand_in():
+                return
+            if shared.own:
+                setattr(self._owner, self._name, shared.original)
             else:
                 delattr(self._owner, self._name)
-        self._stand_in = None
+
+    def prepared(self, given: Any) -> Any:
+        """Return an argument as the function is given it: an iterator that is to be looked at is a list."""
+        return list(given) if self._lists and isinstance(given, Iterator) else given
+
+    def show(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Show a call that has ended."""
+        if self.live and _is_seen(self.always):
+            self._see(args, {**kwargs, "result": result} if self._result else kwargs)
+
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Models that train in several threads share functions."""
+
+
+class _Shared:
+    """What watchers of one function share: the stand-in in its place, which knows them all.
+
+    Args:
+        original: The function.
+        own: Whether its owner holds it itself, not a class above.
+    """
+
+    def __init__(self, original: Any, *, own: bool) -> None:
+        self.original, self.own = original, own
+        self.spies: list[Spy] = []
+        self.stand_in: Callable[[], Any] = lambda: None
+
+
+def _shared(owner: Any, name: str) -> _Shared:
+    """Return what stands at a place, or put it there."""
+    there, own = getattr(owner, name), name in vars(owner)
+    known: _Shared | None = getattr(there, "gradflow_shared", None)
+    # Who wraps a stand-in may have copied its attributes.
+    if own and known is not None and known.stand_in() is there:
+        return known
+    shared = _Shared(there, own=own)
+
+    @functools.wraps(there)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        watching = tuple(shared.spies)
+        for spy in watching:
+            args = tuple([spy.prepared(arg) for arg in args])
+            kwargs = {name: spy.prepared(arg) for name, arg in kwargs.items()}
+        result = there(*args, **kwargs)
+        for spy in watching:
+            spy.show(args, kwargs, result)
+        return result
+
+    stand_in.__dict__["gradflow_shared"] = shared
+    shared.stand_in = weakref.ref(stand_in)
+    setattr(owner, name, stand_in)
+    return shared
 
 
 def _is_seen(always: bool) -> bool:

@@ -116,8 +116,9 @@ class Stagnation(Rule):
             loudest[module] = max(loudest.get(module, 0.0), float(norms[index]))
         beside = np.array([loudest.get(owner(site), -1.0) for site in sites])
         invariant = norms.astype(np.float64) <= self.invariant * beside
+        unknown = np.isnan(rates)  # of all, where no optimizer makes the steps
         why = np.select(
-            [np.isnan(rates), np.isnan(norms), rates == 0.0, invariant, norms == 0.0],
+            [unknown & ~unknown.all(), np.isnan(norms), rates == 0.0, invariant, norms == 0.0],
             [NOT_OWNED, NO_GRADIENT, ZERO_RATE, "", ZERO_GRADIENT],
             ROUNDING,
         )

@@ -28,16 +28,79 @@ def apply(model, lr=0.1):
             p.sub_(lr * p.grad)
 
 
-@pytest.mark.parametrize("intervals", [None, {}])
-def test_a_loop_without_optimizer_is_told_once(intervals, watching, said):
-    """After 20 backward passes without a step the way out is named, once."""
+def by_data(model, lr=0.1):
+    """Update the weights past every count of writes."""
+    for p in model.parameters():
+        p.data -= lr * p.grad.data
+
+
+def anew(model, lr=0.1):
+    """Put other tensors in the weights' place."""
+    for p in model.parameters():
+        p.data = p.data - lr * p.grad
+
+
+@pytest.mark.parametrize("clear", ["before", "with the update"])
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize("update", [apply, by_data, anew])
+def test_a_loop_without_optimizer_is_recorded(update, passes, clear, watching, recorded, said):
+    """Each update makes a record, with the loss, the gradients it was made with, and what it did to the weights."""
     model = net()
-    watching(model, intervals=intervals)
-    for done in range(1, 61):
+    exporter = watching(model)
+    losses, norms = [], []
+    for _ in range(30):
+        of_step = []
+        for _ in range(passes):
+            loss = model(torch.randn(6, 4)).square().mean()
+            (loss / passes).backward()
+            of_step.append(loss.item())
+        losses.append(sum(of_step) / passes)
+        norms.append(torch.sqrt(sum(p.grad.double().square().sum() for p in model.parameters())).item())
+        update(model)
+        if clear == "before":
+            model(torch.randn(6, 4)).mean().item()  # a call in between
+        model.zero_grad()
+    exporter.close()
+    records = recorded(exporter)
+    assert [r.step for r in records] == list(range(1, 31))
+    assert [r.value("loss") for r in records] == pytest.approx(losses)
+    assert [r.value("gradient.total_norm") for r in records] == pytest.approx(norms)
+    assert records[-1].get("parameter.update_norm") is not None
+    assert not said("exporter.step()")
+
+
+def test_gradients_of_autograd_grad_are_used_by_hand(watching, recorded, said):
+    """Where no gradient is kept, each update makes a record all the same, with what reached the blocks."""
+    model = net()
+    exporter = watching(model)
+    for _ in range(30):
+        found = torch.autograd.grad(model(torch.randn(6, 4)).square().mean(), [*model.parameters()])
+        with torch.no_grad():
+            for p, gradient in zip(model.parameters(), found, strict=True):
+                p.sub_(0.1 * gradient)
+    exporter.close()
+    records = recorded(exporter)
+    assert [r.step for r in records] == list(range(1, 31))
+    assert records[0].get("gain.depth") is not None
+    assert records[-1].get("parameter.update_norm") is not None
+    assert not said("exporter.step()")
+
+
+def test_weights_that_change_before_an_optimizer_steps_make_no_step(watching, recorded):
+    """A model that is set back between passes, while its optimizer waits, is not trained by hand."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    exporter = watching(model)
+    for _ in range(3):
         backward(model)
-        apply(model)
-        assert len(said("exporter.step()")) == (1 if done >= 20 else 0), done
-    assert "20 backward passes and no optimizer step seen" in said("exporter.step()")[0]
+        with torch.no_grad():
+            model[0].weight.mul_(0.9)
+    for _ in range(4):
+        backward(model)
+        optimizer.step()
+    records = recorded(exporter)
+    assert [r.step for r in records] == [1, 2, 3, 4]
+    assert all(r.value("gradient.total_norm") > 0 for r in records)
 
 
 class Uncalled(nn.Sequential):
@@ -67,7 +130,6 @@ def test_every_pass_counts_once_however_it_is_seen(hooks, roots, watching, said)
                 model.parameters(), torch.autograd.grad(squares.mean(), [*model.parameters()]), strict=True
             ):
                 p.grad = gradient
-        apply(model)
         seen = done >= 20 and (hooks or roots != "autograd.grad")
         assert len(said("exporter.step()")) == seen, done
 

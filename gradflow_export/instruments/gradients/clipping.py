@@ -169,6 +169,10 @@ class ClippingInstrument:
             if written or (used.is_cpu and not self._calls and min(used, whole) < CLIPPED * max(used, whole)):
                 self._watched = WATCHED_STEPS
 
+    def take_back(self) -> None:
+        """Forget what was compared for this step: its gradients are read again."""
+        self._parts = []
+
     def restrict(self, owned: Owned) -> None:
         """Give out next what concerns the parameters of one optimizer alone."""
         self._owned = owned
