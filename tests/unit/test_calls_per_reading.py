@@ -136,6 +136,12 @@ def test_a_reading_walks_the_model_once(monkeypatch):
         assert walks_of_a_step({**never, name: 1}, monkeypatch) <= 1 + walks_of_a_step(never, monkeypatch)
 
 
+def test_updates_that_move_everything_walk_no_model(monkeypatch):
+    """What the optimizer is known to have moved needs no list of the model's parameters at each reading."""
+    never = dict.fromkeys(INTERVALS, 10**9)
+    assert walks_of_a_step({**never, "updates": 1}, monkeypatch) == walks_of_a_step(never, monkeypatch)
+
+
 class Odd(nn.Module):
     """Shares modules and parameters, and holds places without any."""
 
