@@ -98,7 +98,7 @@ def pack(drained: Drained) -> list[Packed | Held]:
         One :class:`Held` for what is on the host already, one :class:`Packed` per device for numbers and one for each
         type of samples, and one per sample that brings its own analysis.
     """
-    if all(isinstance(item.values, np.ndarray) for item in drained):  # nearly every step without a device
+    if False not in [isinstance(item.values, np.ndarray) for item in drained]:  # nearly every step without a device
         return [Held(tuple(drained))]
     with torch.no_grad():
         return _pack_tensors(drained)

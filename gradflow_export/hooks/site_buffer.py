@@ -62,7 +62,7 @@ class SiteValues:
             sites: In this order.
             order: Their places here. Shape: ``[count]``.
         """
-        where = np.flatnonzero(self.present[order])
+        (where,) = self.present[order].nonzero()  # NumPy's Python functions are slow where they are cold
         if not len(where):
             return []
         places = order[where]

@@ -97,7 +97,7 @@ class Passes:
         held = tensors_at(self._chosen)
         if not held or _NONE in map(type, held):
             held = tensors_at(self._choose())
-        self._onto += any(p is not None and p.grad is not None for p in held)
+        self._onto += True in [p is not None and p.grad is not None for p in held]
 
     def end(self, seconds: float | None) -> None:
         """End the pass that this thread began.

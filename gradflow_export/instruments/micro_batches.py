@@ -195,8 +195,9 @@ def _mean(losses: Sequence[tuple[Tensor, float]]) -> Tensor | npt.NDArray[np.flo
     numbers = [samples for _, samples in losses]
     if len(set(numbers)) == 1:
         numbers = [1.0] * len(losses)
-    if all(loss.is_cpu for loss, _ in losses):
-        return np.array([sum(float(loss) * n for (loss, _), n in zip(losses, numbers, strict=True)) / sum(numbers)])
+    if False not in [loss.is_cpu for loss, _ in losses]:
+        weighed = [float(loss) * n for (loss, _), n in zip(losses, numbers, strict=True)]
+        return np.array([sum(weighed) / sum(numbers)])
     values = torch.stack([loss.reshape(()).to(losses[0][0].device, torch.float64) for loss, _ in losses])
     return ((values * _numbers(numbers, values)).sum() / sum(numbers)).reshape(1)
 

@@ -152,6 +152,7 @@ class UpdateInstrument(Instrument):
         self._plans: weakref.WeakKeyDictionary[object, _Plan] = weakref.WeakKeyDictionary()
         self._checksums = Checksums(model)
         self._moved: set[str] = set()
+        self._whole: Pending | None = None  # that every parameter has changed
         self._out: Drained = []
 
     @classmethod
@@ -203,8 +204,8 @@ class UpdateInstrument(Instrument):
 
     def complete(self) -> Drained:
         """Give out which parameters have changed since the last record with updates; all optimizers have stepped."""
-        moved, self._moved = self._moved, set()
-        return self._checksums.compare(moved)
+        (moved, whole), (self._moved, self._whole) = (self._moved, self._whole), (set(), None)
+        return self._checksums.compare(moved, whole)
 
     def forget(self) -> None:
         """Forget what was measured: the step makes no record."""
@@ -252,10 +253,15 @@ class UpdateInstrument(Instrument):
                 self._out.append(
                     Pending(f"parameter.{name}", owned.sites, joined(np.zeros(0), errors), where[plan.long])
                 )
+        every = len(where) == len(owned.sites)
         if isinstance(updates, np.ndarray):
-            names = owned.sites if len(where) == len(owned.sites) else [owned.sites[place] for place in where.data]
-            self._moved.update(compress(names, (updates > 0).data))
-        if len(where) == len(owned.sites):
+            moved = updates > 0
+            if every and moved.all() and plan.trained.all():
+                self._whole = Pending("parameter.changed", owned.sites, plan.trained, where)
+            else:
+                names = owned.sites if every else [owned.sites[place] for place in where.data]
+                self._moved.update(compress(names, moved.data))
+        if every:
             self._out.append(Pending("parameter.trainable", owned.sites, plan.trained, where))
             self._out.append(Pending("parameter.numel", owned.sites, plan.sizes, where))
         else:

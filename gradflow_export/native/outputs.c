@@ -120,13 +120,11 @@ PUBLIC int gradflow_sent(const Sent *to, void *tensor, int64_t site) {
     const void *data;
     int64_t count;
     int32_t kind;
-    double norm;
     const Grid *grid = &to->grids[site];
     if (gradflow_describe(to->torch, &tensor, &data, &count, &kind) || count == 0) return 1;
     for (int64_t r = 0; r < grid->rows; r++)
         if (row_start(grid, r) + (grid->columns - 1) * grid->apart >= count) return 1;
-    if (gradflow_statistics_of(&data, &count, &kind, 1, 1, 1, NULL, NULL, &norm)) return 1;
-    to->sizes[site] = norm / sqrt((double)count);
+    to->sizes[site] = gradflow_norm(data, count, kind) / sqrt((double)count);
     to->errors[site] = 0.0;
     to->spreads[site] = grid->rows > 0 ? spread_of(data, kind, grid, &to->errors[site]) : 0.0;
     to->sized[site] = to->spread[site] = to->told[site] = 1;
@@ -146,9 +144,8 @@ PUBLIC int gradflow_returned(const Returned *to, void *tensor, int64_t site) {
     const void *data;
     int64_t count;
     int32_t kind;
-    double norm;
     if (gradflow_describe(to->torch, &tensor, &data, &count, &kind)) return 1;
-    if (gradflow_statistics_of(&data, &count, &kind, 1, 1, 1, NULL, NULL, &norm)) return 1;
+    double norm = gradflow_norm(data, count, kind);
     to->norms[site] = to->present[site] ? hypot(to->norms[site], norm) : norm;
     to->present[site] = 1;
     to->arrivals[site]++;

@@ -257,6 +257,21 @@ static Sums sum_alone(const char *data, int64_t n, int32_t kind) {
     return all;
 }
 
+/* The L2 norm whose square this is. Beyond this range digits may have been lost, and of NaN and Inf the ordinary way
+ * knows what to say. */
+static double root_of(double squares, const char *data, int64_t n, int32_t kind) {
+    if (squares > 1e-28 && squares < 1e76) return sqrt(squares);
+    Sums all = sum_alone(data, n, kind);
+    return norm_of(data, n, kind, &all);
+}
+
+double gradflow_norm(const char *data, int64_t n, int32_t kind) {
+    double squares = 0.0;
+    for (int64_t start = 0; start < n; start += CHUNK)
+        squares += squares_of(data + start * size_of(kind), n - start < CHUNK ? n - start : CHUNK, kind);
+    return root_of(squares, data, n, kind);
+}
+
 int gradflow_statistics_of(const void *const *data, const int64_t *counts, const int32_t *kinds, int64_t tensors,
                            int32_t threads, int32_t norms_only, const Sketch *sketch, const int64_t *places,
                            double *out) {
@@ -287,13 +302,7 @@ int gradflow_statistics_of(const void *const *data, const int64_t *counts, const
             double squares = 0.0;
             for (int64_t c = 0; c < chunks; c++) squares += sums[i + c].squares;
             i += chunks;
-            /* Beyond this range digits may have been lost, and of NaN and Inf the ordinary way knows what to say. */
-            if (squares > 1e-28 && squares < 1e76) {
-                out[t] = sqrt(squares);
-            } else {
-                Sums all = sum_alone(data[t], counts[t], kinds[t]);
-                out[t] = norm_of(data[t], counts[t], kinds[t], &all);
-            }
+            out[t] = root_of(squares, data[t], counts[t], kinds[t]);
             continue;
         }
         Sums all = join(sums + i, chunks);

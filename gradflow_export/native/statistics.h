@@ -69,6 +69,9 @@ static inline int64_t size_of(int32_t kind) { return kind == FLOAT64 ? 8 : kind 
 /* Entry i of an array, as double. */
 double gradflow_entry(const char *data, int64_t i, int32_t kind);
 
+/* The L2 norm of one array, in this thread and without memory of its own: what gradflow_statistics_of finds. */
+double gradflow_norm(const char *data, int64_t n, int32_t kind);
+
 /* Signed sums, by groups of pieces of work, each of which one thread does in order. */
 typedef struct {
     const float *signs; /* SKETCH_SIGNS as drawn, then their opposites, then SKETCH_BLOCK times 1 */

@@ -9,6 +9,7 @@ from torch import nn
 
 from gradflow_export import IssueType
 from gradflow_export.instruments import updates
+from gradflow_export.instruments.change_check import WALKS
 from gradflow_export.metrics.arrays.sketch import NORM_ERROR
 
 EVERY = {"updates": 1}
@@ -125,6 +126,18 @@ def test_what_something_else_moves_does_not_rest(watching, recorded, every):
     ]
     assert told.count(1.0) >= (len(told) - 1 if every == 1 else 3)
     assert not {layer for layer in stagnating(exporter) if layer.startswith("target")}
+
+
+def test_a_parameter_that_comes_late_and_has_no_optimizer_is_seen_to_rest(watching, recorded):
+    """The model is not asked at each reading for what it has, but again and again."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))
+    optimizer, exporter = torch.optim.SGD(model.parameters(), lr=0.01), watching(model, intervals=EVERY)
+    train(model, optimizer, 5)
+    model[1].late = nn.Parameter(torch.ones(3))
+    train(model, optimizer, WALKS + 2)
+    told = [record.get("parameter.changed").as_dict() for record in recorded(exporter)]
+    assert told[-1].pop("1.late") == 0.0
+    assert all(set(one.values()) == {1.0} and len(one) == 4 for one in (*told[:5], told[-1]))
 
 
 @pytest.mark.usefixtures("_way")
