@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from gradflow_export.experiments.account import effect, lines, patch, remark
+from gradflow_export.experiments.account import effect, lines, patch, state
 from gradflow_export.experiments.battery import Verdict
 from gradflow_export.experiments.questions import Answer
 from gradflow_export.records.issues import Issue
@@ -33,7 +33,8 @@ def as_html(
         answers: What further runs answered.
         steps: Steps that were watched.
     """
-    parts = [f"<h1>{escape(name)}</h1>", f"<p>{len(issues)} findings in {steps} steps.</p>"]
+    count = f"{len(issues) or 'No'} finding{'' if len(issues) == 1 else 's'} in {steps} steps."
+    parts = [f"<h1>{escape(name)}</h1>", f"<p>{count}</p>"]
     for issue in issues:
         where = escape(issue.layer or "the whole model")
         parts.append(f"<h3>{issue.severity.name} {escape(str(issue.issue_type))} in {where}</h3>")
@@ -51,14 +52,14 @@ def as_html(
 
 
 def _verdict(verdict: Verdict) -> list[str]:
-    if verdict.refused or verdict.baseline is None:
+    if verdict.baseline is None or (verdict.refused and not verdict.trials):
         return ["<h2>Experiments</h2>", f"<p>{escape(lines(verdict)[0])}</p>"]
-    parts = ["<h2>Experiments</h2>", f"<p>{verdict.runs} runs of {verdict.steps} steps.</p>"]
-    parts += [f"<p>{escape(remark(verdict))}</p>"] if remark(verdict) else []
+    parts = ["<h2>Experiments</h2>", f"<p>{escape(state(verdict))} {verdict.runs} runs of {verdict.steps} steps.</p>"]
     for trial in verdict.cures:
         code = escape(patch(trial, verdict.facts))
         parts.append(f'<div class="cure"><p>{escape(effect(trial, verdict))}.</p><pre>{code}</pre></div>')
     shown = ["as it is", *verdict.baseline.placebos, *(" + ".join(trial.names) for trial in verdict.cures)]
+    parts.append(f"<p>The loss of each step. After step {verdict.steps} the weights are held, and it is compared.</p>")
     parts.append(curves({each: verdict.curves[each] for each in shown if each in verdict.curves}))
     rows = "".join(f"<tr><td>{escape(effect(trial, verdict))}</td></tr>" for trial in verdict.vain)
     return [*parts, f"<h3>Also tried, with less effect</h3><table>{rows}</table>" if rows else ""]

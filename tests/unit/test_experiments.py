@@ -28,7 +28,7 @@ from gradflow_export.experiments.measure import parse, scale
 from gradflow_export.experiments.sandbox import COPY, Sandbox, outermost, size
 from gradflow_export.experiments.survey import Training, joined
 from gradflow_export.experiments.target import Target, cells
-from gradflow_export.experiments.treatments import COMBINED, TREATMENTS, find, table
+from gradflow_export.experiments.treatments import COMBINED, TREATMENTS, UNTRIED, find, table
 from gradflow_export.records.issues import Issue, IssueType, Severity
 
 SCRIPT = """
@@ -416,6 +416,33 @@ def test_every_treatment_says_what_it_separates_and_how_to_make_it_last():
     assert all(find(name) for names in COMBINED for name in names)
     assert all(each.patch and each.fixes and each.separates for each in TREATMENTS if each.kind in {"exact", "tuning"})
     assert len({each.name for each in TREATMENTS}) == len(TREATMENTS)
+
+
+def test_what_cannot_be_tried_is_said_once_with_the_reason_and_stands_in_the_page():
+    """Each issue type has a treatment or a reason, and a script of two models is not told it twice."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    assert {kind for each in TREATMENTS for kind in each.fixes}.isdisjoint(UNTRIED)
+    assert {kind for each in TREATMENTS for kind in each.fixes} | set(UNTRIED) == set(IssueType)
+    assert all(f"`{kind}`" in page and reason in page for kind, reason in UNTRIED.items())
+    leak = Issue(IssueType.MEMORY_LEAK, Severity.HIGH, "", 1, 1.0, 1.0, "memory rose.", "store numbers")
+    verdict = Verdict(Training(0, 80, 1), 60, baseline=Baseline((1.0,) * 3, (0.5,) * 3))
+    (told,) = weighed(weighed([leak], verdict), verdict)
+    assert told.message == f"memory rose. Not tried: {UNTRIED[IssueType.MEMORY_LEAK]}."
+    assert lines(verdict)[1] == "  The script learns."
+
+
+def test_what_an_issue_says_of_a_cure_is_not_printed_again():
+    """The patch stands below the finding, and in the account where no finding shows it."""
+    cure = Trial(("weight decay 0",), {0: 0.1, 1: 0.1, 2: 0.1})
+    verdict = Verdict(Training(0, 80, 1), 60, baseline=Baseline((1.0,) * 3, (1.0,) * 3), trials=[cure], cures=[cure])
+    seen = Issue(IssueType.LEARNING_RATE, Severity.MEDIUM, "fc", 1, 1.0, 1.0, "its weights shrink.", "lower it")
+    (told,) = weighed([seen], verdict)
+    assert told.message.startswith(
+        "A weight decay that outweighs the gradient. Seen: LEARNING_RATE in fc: its weights shrink. "
+        "Tried: weight decay 0: the loss reaches 0.1 instead of 1 after 60 steps, in 3 of 3 seeds"
+    )
+    assert any("patch" in line for line in lines(verdict))
+    assert not any("patch" in line for line in lines(verdict, [told]))
 
 
 def test_cells_of_a_notebook_are_run_without_lines_for_the_shell(tmp_path):
