@@ -397,4 +397,4 @@ def _render(report: Report, kind: str) -> str:
             first = verdict.training.skipped + 1
             told.append(f"model {number} of {len(report.verdicts)}, trained by the optimizer steps from {first} on:")
         told += lines(verdict, issues)
-    return "\n".join([*told, *(f"{each.title}: {each.text}" for each in report.answers), *report.notes])
+    return "\n".join([*told, *(f"  {each.title}: {each.text}" for each in report.answers), *report.notes])

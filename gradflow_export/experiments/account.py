@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gradflow_export.experiments.battery import SEEDS, Verdict
-from gradflow_export.experiments.decision import Trial
+from gradflow_export.experiments.decision import FROM_INPUTS, Baseline, Trial
 from gradflow_export.experiments.mending.treatment import EXACT
 from gradflow_export.experiments.treatments import UNTRIED, find, patches
 from gradflow_export.records.causes import with_causes
@@ -106,10 +106,10 @@ def cures(verdict: Verdict, seen: Sequence[Issue] = ()) -> list[Issue]:
 def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
     """Return issues as the experiments leave them.
 
-    Of each it is said what its cure did. One of degree is LOW where the program learns and its own exact cure does not
-    relieve it; what is proved from structure or data keeps its severity, and so does all where the program is ill. What
-    its own cure does not relieve, while another change does, is reported with that one; so is what is found no more
-    once that change is made. Where nothing can be tried, the message says why.
+    Of each it is said what its cure did. One of degree, or a loss that came back by itself, is LOW where the program
+    learns and its own exact cure does not relieve it; what is proved from structure or data keeps its severity, and so
+    does all where the program is ill. What its own cure does not relieve, while another change does, is reported with
+    that one; so is what is found no more once that change is made. Where nothing can be tried, the message says why.
     """
     issues = [_untried(each) for each in issues]
     if (verdict.refused and not verdict.cures) or verdict.baseline is None:
@@ -127,7 +127,8 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
         if shown:
             text = "; ".join(effect(each, verdict) for each in shown)
             exact = any(find(name).kind == EXACT for each in tried for name in each.names)
-            kept = cured or issue.issue_type not in DEGREE or verdict.baseline.ill or not exact
+            healed = issue.issue_type is IssueType.DIVERGING and not issue.open
+            kept = cured or not (healed or issue.issue_type in DEGREE) or verdict.baseline.ill or not exact
             severity = issue.severity if kept else min(issue.severity, Severity.LOW)
             known = replace(issue, message=f"{issue.message} Tried: {text}.", severity=severity)
         vain = issue.issue_type in DEGREE and any(not verdict.helps(each) for each in tried)
@@ -200,6 +201,8 @@ def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
     """
     if verdict.refused and not verdict.trials:
         why = [f"nothing was tried: {verdict.refused.rstrip('.')}."]
+        if verdict.baseline is not None:
+            why[0] += " So the losses of two runs do not say which is better."
         named = (
             "  Name what should grow or fall, such as --measure higher:reward or --measure 'lower:stdout:loss=(\\S+)'."
         )
@@ -220,7 +223,7 @@ def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
             for at, line in enumerate(patch(trial, verdict.facts).split("\n"))
         ]
     if verdict.baseline.ill and not verdict.cures and not verdict.refused:
-        told.append("  Nothing that was tried makes it learn; look at the data, the targets and the loss.")
+        told.append(f"  Nothing that was tried makes it learn{_advice(verdict.baseline)}.")
     vain = [trial for trial in verdict.vain if trial not in verdict.cures]
     if vain:
         each = ", ".join(f"{' + '.join(t.names)} ({number(t.effects.get(0, math.inf))})" for t in vain)
@@ -229,6 +232,16 @@ def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
     if verdict.cut:
         told.append("  The budget ended this before everything was tried.")
     return told
+
+
+def _advice(baseline: Baseline) -> str:
+    against = baseline.against_placebo
+    if against is None or against < FROM_INPUTS:
+        return "; look at the data, the targets and the loss"
+    return (
+        ", and it does as well with inputs that mean nothing; look at some inputs beside their targets (an order that "
+        "one of them was shuffled in alone, a column too many), and then at the loss"
+    )
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:

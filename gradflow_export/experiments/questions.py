@@ -101,9 +101,10 @@ def _rates(known: dict[str, float], verdict: Verdict) -> Answer | None:
     if not stable:
         return Answer("Learning-rate range", "At none of seven rates is the loss below the first one.", wrong=True)
     best = min(stable, key=lambda factor: effects[factor])
+    times = {factor: "the script's" if factor == 1.0 else f"{factor:g} times the script's" for factor in RATES}
     text = (
-        f"Of seven rates from a thousandth to a thousand times its own, the largest at which the loss stays below the "
-        f"first one is {max(stable):g} times the script's, and the best after {verdict.steps} steps is {best:g} times."
+        f"The loss falls at learning rates up to {times[max(stable)]}, and after {verdict.steps} steps it is lowest at "
+        f"{times[best]}. Seven were tried, from {RATES[0]:g} to {RATES[-1]:g} times the script's."
     )
     return Answer("Learning-rate range", text, {f"x {factor:g}": effect for factor, effect in effects.items()})
 

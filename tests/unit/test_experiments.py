@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -21,15 +22,17 @@ import pytest
 from gradflow_export.cli import main
 from gradflow_export.errors import ArgumentError
 from gradflow_export.experiments.account import cures, lines, patch, remark, weighed
-from gradflow_export.experiments.battery import Battery, Verdict
+from gradflow_export.experiments.battery import Battery, Verdict, longer
 from gradflow_export.experiments.decision import Baseline, Trial, best
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import parse, scale
+from gradflow_export.experiments.runs import Result
 from gradflow_export.experiments.sandbox import COPY, Sandbox, outermost, size
 from gradflow_export.experiments.survey import Training, joined
 from gradflow_export.experiments.target import Target, cells
 from gradflow_export.experiments.treatments import COMBINED, TREATMENTS, UNTRIED, find, table
 from gradflow_export.records.issues import Issue, IssueType, Severity
+from gradflow_export.writers.preflight import findings
 
 SCRIPT = """
     import sys
@@ -429,6 +432,46 @@ def test_what_cannot_be_tried_is_said_once_with_the_reason_and_stands_in_the_pag
     (told,) = weighed(weighed([leak], verdict), verdict)
     assert told.message == f"memory rose. Not tried: {UNTRIED[IssueType.MEMORY_LEAK]}."
     assert lines(verdict)[1] == "  The script learns."
+
+
+class _Runs:
+    """A laboratory whose runs have the losses that are given for the names of treatments."""
+
+    def __init__(self, losses):
+        self.losses, self.steps = losses, set()
+
+    def run(self, queue):
+        """Give each result at once."""
+        for request in queue:
+            self.steps.add(request.steps)
+            yield request, Result(1, effect=self.losses[request.names])
+
+
+@pytest.mark.parametrize(("name", "treated", "confirmed"), [
+    ("dropout 0", 0.2, True), ("dropout 0", 0.65, False), ("standardize the inputs", 0.2, False),
+])  # fmt: skip
+def test_what_leads_without_rescuing_is_given_more_steps(name, treated, confirmed):
+    """An exact treatment of what is accused may show in four times the steps; then the verdict is that of these."""
+    led, behind = Trial((name,), {0: 0.8}), Trial(("weight decay 0",), {0: 0.99})
+    verdict = Verdict(Training(0, 500, 1), 60, baseline=Baseline((1.0,) * 3, (0.95,) * 3), trials=[led, behind])
+    laboratory = _Runs({(): 0.9, (name,): treated})
+    longer(laboratory, verdict, verdict.trials)
+    assert [each.names for each in verdict.cures] == [(name,)] * confirmed
+    assert verdict.steps == (240 if confirmed else 60)
+    assert verdict.baseline.effect[0] == (0.9 if confirmed else 0.95)
+    assert laboratory.steps == ({240} if find(name).kind == "exact" else set())
+
+
+def test_a_loss_that_comes_back_by_itself_is_low_where_the_script_learns():
+    """Only one that stays away keeps its severity; what came back several times is printed once."""
+    rose = Issue(IssueType.DIVERGING, Severity.HIGH, "", 71, 9.0, 3.0, "the loss rose.", "lower it", healed_step=124)
+    again = dataclasses.replace(rose, step=151, healed_step=192)
+    tried = Trial(("learning rate x 0.1",), {0: 0.6})
+    verdict = Verdict(Training(0, 80, 1), 60, baseline=Baseline((1.0,) * 3, (0.5,) * 3), trials=[tried])
+    assert [each.severity for each in weighed([rose, again], verdict)] == [Severity.LOW] * 2
+    assert weighed([dataclasses.replace(rose, healed_step=None)], verdict)[0].severity is Severity.HIGH
+    assert "1 finding." in findings([rose, again], 200)
+    assert "gone at step 124; also at step 151" in findings([rose, again], 200)
 
 
 def test_what_an_issue_says_of_a_cure_is_not_printed_again():
