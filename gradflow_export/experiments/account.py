@@ -39,11 +39,11 @@ def effect(trial: Trial, verdict: Verdict) -> str:
     steps = f"{verdict.steps} steps"
     if verdict.relieves(trial) and not verdict.rescues(trial):
         kinds = " and ".join(sorted(verdict.accused.intersection(k for n in trial.names for k in find(n).fixes)))
-        course = "" if verdict.refused else f", the {what} is {after} and was {before}"
+        course = "" if verdict.refused else f", the {what} is {after}, and {before} without it"
         return f"{name}: {kinds} is found no more in {steps}{course}, in {len(trial.effects)} of {SEEDS} seeds"
     if not verdict.rescues(trial):
         confirmed = f", not confirmed by other seeds ({len(trial.effects)} runs)" if len(trial.effects) > 1 else ""
-        return f"{name}: the {what} is {after} and was {before} after {steps}{confirmed}"
+        return f"{name}: the {what} is {after} after {steps}, and {before} without it{confirmed}"
     seeds = f"in {len(trial.effects)} of {SEEDS} seeds" + (
         "" if verdict.seeds > 1 else ", which do not change this script"
     )

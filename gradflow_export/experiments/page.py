@@ -40,7 +40,7 @@ def as_html(
         parts.append(f"<h3>{issue.severity.name} {escape(str(issue.issue_type))} in {where}</h3>")
         parts.append(f"<p>{escape(issue.message)}</p><pre>{escape(issue.advice)}</pre>")
     for verdict in verdicts:
-        parts += _verdict(verdict)
+        parts += _verdict(verdict, issues)
     for answer in answers:
         parts.append(f"<h2>{escape(answer.title)}</h2><p>{escape(answer.text)}</p>")
         parts.append(curves(answer.curves) if answer.curves else bars(answer.bars))
@@ -51,13 +51,14 @@ def as_html(
     )
 
 
-def _verdict(verdict: Verdict) -> list[str]:
+def _verdict(verdict: Verdict, issues: Sequence[Issue]) -> list[str]:
     if verdict.baseline is None or (verdict.refused and not verdict.trials):
         return ["<h2>Experiments</h2>", f"<p>{escape(lines(verdict)[0])}</p>"]
     parts = ["<h2>Experiments</h2>", f"<p>{escape(state(verdict))} {verdict.runs} runs of {verdict.steps} steps.</p>"]
     for trial in verdict.cures:
-        code = escape(patch(trial, verdict.facts))
-        parts.append(f'<div class="cure"><p>{escape(effect(trial, verdict))}.</p><pre>{code}</pre></div>')
+        told = any(each.cause == " + ".join(verdict.cures[0].names) for each in issues)
+        code = "" if told else f"<pre>{escape(patch(trial, verdict.facts))}</pre>"
+        parts.append(f'<div class="cure"><p>{escape(effect(trial, verdict))}.</p>{code}</div>')
     shown = ["as it is", *verdict.baseline.placebos, *(" + ".join(trial.names) for trial in verdict.cures)]
     parts.append(f"<p>The loss of each step. After step {verdict.steps} the weights are held, and it is compared.</p>")
     parts.append(curves({each: verdict.curves[each] for each in shown if each in verdict.curves}))
@@ -77,7 +78,8 @@ def curves(series: Mapping[str, Sequence[float]]) -> str:
     low, high = min(every), max(every)
     span, longest = max(high - low, 1e-6), max(max(len(values) for values in logs.values()) - 1, 1)
     out = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 20 * len(logs)}" role="img">']
-    for number, (name, values) in enumerate(logs.items()):
+    # The script as it is lies above what does not differ from it.
+    for number, (name, values) in reversed(list(enumerate(logs.items()))):
         color = COLORS[number % len(COLORS)]
         points = " ".join(
             f"{50 + (WIDTH - 60) * at / longest:.1f},{10 + (HEIGHT - 30) * (high - value) / span:.1f}"

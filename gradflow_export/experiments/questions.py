@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gradflow_export.experiments.battery import Verdict
-from gradflow_export.experiments.decision import FROM_INPUTS, LEAST
+from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, LEAST
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.probes import LEAKED
 from gradflow_export.experiments.runs import Request, Result
@@ -102,9 +102,11 @@ def _rates(known: dict[str, float], verdict: Verdict) -> Answer | None:
         return Answer("Learning-rate range", "At none of seven rates is the loss below the first one.", wrong=True)
     best = min(stable, key=lambda factor: effects[factor])
     times = {factor: "the script's" if factor == 1.0 else f"{factor:g} times the script's" for factor in RATES}
+    better = effects[best] < LEARNED * effects[1.0] or not math.isfinite(effects[1.0])
+    least = f"it is lowest at {times[best]}" if better else "none is better than its own"
     text = (
-        f"The loss falls at learning rates up to {times[max(stable)]}, and after {verdict.steps} steps it is lowest at "
-        f"{times[best]}. Seven were tried, from {RATES[0]:g} to {RATES[-1]:g} times the script's."
+        f"The loss falls at learning rates up to {times[max(stable)]}, and after {verdict.steps} steps {least}. Seven "
+        f"were tried, from {RATES[0]:g} to {RATES[-1]:g} times the script's."
     )
     return Answer("Learning-rate range", text, {f"x {factor:g}": effect for factor, effect in effects.items()})
 
@@ -209,7 +211,7 @@ def _noise(result: Result, steps: int) -> Answer | None:
         f"what batches have in common. It falls as one over the size: both are equal at about {_round(batch * ratio)}, "
         "far beyond which larger batches gain little."
     )
-    return Answer(title, text, {f"batch of {batch * each:.3g}": ratio / each for each in BATCHES if batch * each >= 1})
+    return Answer(title, text, {f"batch of {batch * each:g}": ratio / each for each in BATCHES if batch * each >= 1})
 
 
 def _round(value: float) -> str:
