@@ -72,9 +72,8 @@ class LongMemory(Intervention):
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for layer in module.modules():
-                for recurrent, bias in _recurrent(layer):
-                    size = int(layer.hidden_size)
-                    for gate in recurrent.split(size):
+                for size, recurrent, bias in _recurrent(layer):
+                    for gate in recurrent.view(-1, size, recurrent.shape[1]):
                         drawn = nn.init.orthogonal_(torch.empty(gate.shape), generator=generator)
                         gate.copy_(drawn)
                     if bias is not None and len(recurrent) > size:
@@ -82,13 +81,13 @@ class LongMemory(Intervention):
                     self.acted = True
 
 
-def _recurrent(layer: nn.Module) -> list[tuple[Tensor, Tensor | None]]:
-    """Return the recurrent weights of each layer and direction, and the bias of its inputs."""
+def _recurrent(layer: nn.Module) -> list[tuple[int, Tensor, Tensor | None]]:
+    """Return the size, the recurrent weights and the inputs' bias of each layer and direction."""
     if isinstance(layer, nn.RNNCellBase):
-        return [(layer.weight_hh, layer.bias_ih if layer.bias else None)]
+        return [(layer.hidden_size, layer.weight_hh, layer.bias_ih if layer.bias else None)]
     if not isinstance(layer, nn.RNNBase):
         return []
-    return [(weights[1], weights[2] if layer.bias else None) for weights in layer.all_weights]
+    return [(layer.hidden_size, weights[1], weights[2] if layer.bias else None) for weights in layer.all_weights]
 
 
 class WithoutPadding(Intervention):
