@@ -108,8 +108,9 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
 
     Of each it is said what its cure did. One of degree, or a loss that came back by itself, is LOW where the program
     learns and its own exact cure does not relieve it; what is proved from structure or data keeps its severity, and so
-    does all where the program is ill. What its own cure does not relieve, while another change does, is reported with
-    that one; so is what is found no more once that change is made. Where nothing can be tried, the message says why.
+    does all where the program is ill. What its own cure does not relieve or what went by itself, while another change
+    rescues, is reported with that one; so is what is found no more once that change is made. Where nothing can be
+    tried, the message says why.
     """
     issues = [_untried(each) for each in issues]
     if (verdict.refused and not verdict.cures) or verdict.baseline is None:
@@ -135,7 +136,7 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
         lesser = any(each.issue_type == issue.issue_type for each in new) and issue.severity < Severity.HIGH
         if issue.issue_type in ended and behind[issue.key] is None:
             gone_too.append(issue)
-        elif new and (vain or lesser) and behind[issue.key] is None:
+        elif new and (vain or lesser or not (issue.open or cured)) and behind[issue.key] is None:
             folded.append(issue)
         else:
             found.append(known)
@@ -209,7 +210,7 @@ def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
         return why if verdict.baseline is None else [*why, named]
     if verdict.baseline is None:
         return ["the experiments were ended before they showed anything."]
-    told = [f"tried in {verdict.runs} runs of {verdict.steps} steps, {verdict.cpu:.1f} s of processor time:"]
+    told = [f"tried in {verdict.runs} runs of up to {verdict.steps} steps, {verdict.cpu:.1f} s of processor time:"]
     if verdict.measured:
         told.append(f"  Measured: {verdict.measured}.")
     told.append(f"  {state(verdict)}")

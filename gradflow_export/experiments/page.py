@@ -54,7 +54,10 @@ def as_html(
 def _verdict(verdict: Verdict, issues: Sequence[Issue]) -> list[str]:
     if verdict.baseline is None or (verdict.refused and not verdict.trials):
         return ["<h2>Experiments</h2>", f"<p>{escape(lines(verdict)[0])}</p>"]
-    parts = ["<h2>Experiments</h2>", f"<p>{escape(state(verdict))} {verdict.runs} runs of {verdict.steps} steps.</p>"]
+    parts = [
+        "<h2>Experiments</h2>",
+        f"<p>{escape(state(verdict))} {verdict.runs} runs of up to {verdict.steps} steps.</p>",
+    ]
     for trial in verdict.cures:
         told = any(each.cause == " + ".join(verdict.cures[0].names) for each in issues)
         code = "" if told else f"<pre>{escape(patch(trial, verdict.facts))}</pre>"

@@ -484,6 +484,8 @@ def test_what_an_issue_says_of_a_cure_is_not_printed_again():
         "A weight decay that outweighs the gradient. Seen: LEARNING_RATE in fc: its weights shrink. "
         "Tried: weight decay 0: the loss reaches 0.1 instead of 1 after 60 steps, in 3 of 3 seeds"
     )
+    went = Issue(IssueType.BAD_TARGETS, Severity.HIGH, "target", 5, 1.0, 1.0, "no dependence.", "look", healed_step=9)
+    assert [each.issue_type for each in weighed([seen, went], verdict)] == [IssueType.LEARNING_RATE]
     assert any("patch" in line for line in lines(verdict))
     assert not any("patch" in line for line in lines(verdict, [told]))
 
