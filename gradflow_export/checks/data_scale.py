@@ -227,8 +227,8 @@ class TargetScale(Check):
                     ("target",),
                     reach,
                     self.reach if far else 1.0 / self.reach,
-                    f"Targets have a size of {number(size)}, and predictions of {site or 'the model'} {number(reach)} "
-                    f"times that after {record.step} steps: at this rate they do not get there.",
+                    f"Targets have a size of {number(size)}, and predictions ({site or 'the model'}) after "
+                    f"{record.step} steps {number(reach)} times that: at this rate they do not get there.",
                     "standardise the targets, y = (y - y_mean) / y_std, and undo it on predictions; or give the last "
                     "layer that mean and scale: nn.init.constant_(last.bias, y_mean).",
                     cause="target",

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradflow_export.cli.console import show
 from gradflow_export.cli.sarif import as_sarif
 from gradflow_export.errors import ArgumentError, GradflowError, StorageError
 from gradflow_export.experiments.runs import Outcome
@@ -175,7 +176,7 @@ def examine_script(script: Path | None, words: Sequence[str], given: argparse.Na
     if output is None:
         # A terminal that was closed takes nothing any more.
         with contextlib.suppress(OSError) if stopped else contextlib.nullcontext():
-            print(told, flush=True)
+            show(told)
     else:
         _write(output, told)
     if getattr(options, "html", None) is not None and report.outcome.steps:
@@ -217,11 +218,10 @@ def _trains_elsewhere(seconds: float) -> str:
 def _consult(report: Report, options: argparse.Namespace, steps: int) -> None:
     """Watch the script, and then try what mends it."""
     from gradflow_export.cli.script_runner import run_script
-
-    stop, tried = not getattr(options, "all", False), getattr(options, "tried", "")
     from gradflow_export.experiments.laboratory import Laboratory
     from gradflow_export.experiments.measure import parse
 
+    stop, tried = not getattr(options, "all", False), getattr(options, "tried", "")
     with Laboratory(
         report.target,
         jobs=getattr(options, "jobs", None),
@@ -284,7 +284,7 @@ def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namesp
             battery.run()
             if tried == "all" or hasattr(options, "html"):
                 tell("the questions beyond one cause")
-                report.answers += answers(laboratory, battery.verdict)
+                report.answers += answers(laboratory, battery.verdict, survey.trainings)
 
 
 def _wanted(seconds: float) -> bool:
@@ -396,5 +396,5 @@ def _render(report: Report, kind: str) -> str:
         if len(report.verdicts) > 1:
             first = verdict.training.skipped + 1
             told.append(f"model {number} of {len(report.verdicts)}, trained by the optimizer steps from {first} on:")
-        told += lines(verdict)
-    return "\n".join([*told, *(f"{each.title}: {each.text}" for each in report.answers), *report.notes])
+        told += lines(verdict, issues)
+    return "\n".join([*told, *(f"  {each.title}: {each.text}" for each in report.answers), *report.notes])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-LABELS = ("evidence", "value", "layers", "also", "fix", "note")
+LABELS = ("evidence", "value", "layers", "also", "fix", "note", "cause", "patch")
 """First words of a line below which what is folded is indented."""
 _LABEL = re.compile(rf"^ *(?:(?:{'|'.join(LABELS)}) +)?")
 _STYLES = MappingProxyType({
@@ -21,6 +21,7 @@ _STYLES = MappingProxyType({
     r"\[CRITICAL\]|\[HIGH\]": "bold red",
     r"\[MEDIUM\]": "yellow",
     r"\[LOW\]|\[INFO\]": "cyan",
+    r"\[CURE\]": "bold green",
     r"^  healthy: .*$": "green",
     r"^  \d+ problems?: .*$": "bold red",
     rf"^ +(?:{'|'.join(LABELS)})(?= )": "dim",
@@ -38,7 +39,7 @@ def show(text: str) -> None:
         text: Lines; those that begin with one of ``LABELS`` are folded below their text.
     """
     if not sys.stdout.isatty() and not os.environ.get("FORCE_COLOR"):
-        print(text)
+        print(text, flush=True)
         return
     from rich.console import Console
 

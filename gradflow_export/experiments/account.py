@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from gradflow_export.experiments.battery import SEEDS, Verdict
-from gradflow_export.experiments.decision import Trial
+from gradflow_export.experiments.decision import FROM_INPUTS, Baseline, Trial
 from gradflow_export.experiments.mending.treatment import EXACT
-from gradflow_export.experiments.treatments import find, patches
+from gradflow_export.experiments.treatments import UNTRIED, find, patches
 from gradflow_export.records.causes import with_causes
 from gradflow_export.records.issues import Issue, IssueType, Severity, number_to_json
 
@@ -39,15 +39,15 @@ def effect(trial: Trial, verdict: Verdict) -> str:
     steps = f"{verdict.steps} steps"
     if verdict.relieves(trial) and not verdict.rescues(trial):
         kinds = " and ".join(sorted(verdict.accused.intersection(k for n in trial.names for k in find(n).fixes)))
-        course = "" if verdict.refused else f", the {what} is {after} and was {before}"
-        return f"{name}: {kinds} is found no more in {steps}{course}; seeds {len(trial.effects)} of {SEEDS}"
+        course = "" if verdict.refused else f", the {what} is {after}, and {before} without it"
+        return f"{name}: {kinds} is found no more in {steps}{course}, in {len(trial.effects)} of {SEEDS} seeds"
     if not verdict.rescues(trial):
         confirmed = f", not confirmed by other seeds ({len(trial.effects)} runs)" if len(trial.effects) > 1 else ""
-        return f"{name}: the {what} is {after} and was {before} after {steps}{confirmed}"
-    seeds = f"seeds {len(trial.effects)} of {SEEDS}" + (
+        return f"{name}: the {what} is {after} after {steps}, and {before} without it{confirmed}"
+    seeds = f"in {len(trial.effects)} of {SEEDS} seeds" + (
         "" if verdict.seeds > 1 else ", which do not change this script"
     )
-    return f"{name}: the {what} reaches {after} instead of {before} after {steps}; {seeds}"
+    return f"{name}: the {what} reaches {after} instead of {before} after {steps}, {seeds}"
 
 
 def patch(trial: Trial, facts: Mapping[str, Any]) -> str:
@@ -70,8 +70,13 @@ def separates(name: str, facts: Mapping[str, Any]) -> str:
     return "a learning rate that is too small" if rate < ADAMS[name] else "a learning rate that is too large"
 
 
-def cures(verdict: Verdict) -> list[Issue]:
-    """Return an issue for the cause that was found; one, that names all treatments that are as good."""
+def cures(verdict: Verdict, seen: Sequence[Issue] = ()) -> list[Issue]:
+    """Return an issue for the cause that was found; one, that names all treatments that are as good.
+
+    Args:
+        verdict: What the experiments showed.
+        seen: Issues that are reported with it.
+    """
     if not verdict.cures or verdict.baseline is None:
         return []
     first = verdict.cures[0]
@@ -81,6 +86,7 @@ def cures(verdict: Verdict) -> list[Issue]:
         key=lambda kind: (kind not in verdict.accused, kind not in verdict.suspects),
     )
     causes = " and ".join(separates(name, verdict.facts) for name in first.names)
+    evidence = "".join(f" Seen: {each.issue_type} in {_where(each)}: {each.message}" for each in seen)
     also = "".join(f" As good: {effect(trial, verdict)}." for trial in verdict.cures[1:])
     return [
         Issue(
@@ -90,7 +96,7 @@ def cures(verdict: Verdict) -> list[Issue]:
             1,
             first.effects[0],
             verdict.baseline.level(0),
-            f"{_sentence(causes)}. Tried: {effect(first, verdict)}.{also}",
+            f"{_sentence(causes)}.{evidence} Tried: {effect(first, verdict)}.{also}",
             "; ".join(dict.fromkeys(patch(trial, verdict.facts) for trial in verdict.cures)),
             cause=" + ".join(first.names),
         )
@@ -100,11 +106,13 @@ def cures(verdict: Verdict) -> list[Issue]:
 def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
     """Return issues as the experiments leave them.
 
-    Of each it is said what its cure did. One of degree is LOW where the program learns and its own exact cure does not
-    relieve it; what is proved from structure or data keeps its severity, and so does all where the program is ill. What
-    its own cure does not relieve, while another change does, is reported with that one; so is what is found no more
-    once that change is made.
+    Of each it is said what its cure did. One of degree, or a loss that came back by itself, is LOW where the program
+    learns and its own exact cure does not relieve it; what is proved from structure or data keeps its severity, and so
+    does all where the program is ill. What its own cure does not relieve or what went by itself, while another change
+    rescues, is reported with that one; so is what is found no more once that change is made. Where nothing can be
+    tried, the message says why.
     """
+    issues = [_untried(each) for each in issues]
     if (verdict.refused and not verdict.cures) or verdict.baseline is None:
         return list(issues)
     found, folded, gone_too = [], [], []
@@ -120,27 +128,37 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
         if shown:
             text = "; ".join(effect(each, verdict) for each in shown)
             exact = any(find(name).kind == EXACT for each in tried for name in each.names)
-            kept = cured or issue.issue_type not in DEGREE or verdict.baseline.ill or not exact
+            healed = issue.issue_type is IssueType.DIVERGING and not issue.open
+            kept = cured or not (healed or issue.issue_type in DEGREE) or verdict.baseline.ill or not exact
             severity = issue.severity if kept else min(issue.severity, Severity.LOW)
             known = replace(issue, message=f"{issue.message} Tried: {text}.", severity=severity)
         vain = issue.issue_type in DEGREE and any(not verdict.helps(each) for each in tried)
         lesser = any(each.issue_type == issue.issue_type for each in new) and issue.severity < Severity.HIGH
         if issue.issue_type in ended and behind[issue.key] is None:
             gone_too.append(issue)
-        elif new and (vain or lesser) and behind[issue.key] is None:
+        elif new and (vain or lesser or not (issue.open or cured)) and behind[issue.key] is None:
             folded.append(issue)
         else:
             found.append(known)
     gone = {issue.key for issue in (*folded, *gone_too)}
     found = [issue for issue in found if behind[issue.key] not in gone]
     told = {issue.issue_type for issue in found if issue.severity >= Severity.HIGH}
-    also = "".join(
-        f" With it: {each.issue_type} in {each.layer or 'the whole model'}, {each.message}" for each in folded
-    )
-    ends = ", ".join(dict.fromkeys(f"{each.issue_type} in {each.layer or 'the whole model'}" for each in gone_too))
-    also += f" Gone with it: {ends}." if ends else ""
-    added = [replace(each, message=each.message + also) for each in new if also or each.issue_type not in told]
-    return [*found, *added]
+    ends = ", ".join(dict.fromkeys(f"{each.issue_type} in {_where(each)}" for each in gone_too))
+    also = f" Gone with it: {ends}." if ends else ""
+    added = [each for each in cures(verdict, folded) if folded or also or each.issue_type not in told]
+    return [*found, *(replace(each, message=each.message + also) for each in added)]
+
+
+def _untried(issue: Issue) -> Issue:
+    """Return an issue with the reason why no trial can confirm it, where there is one; said once for all models."""
+    reason = f" Not tried: {UNTRIED.get(issue.issue_type, '')}."
+    if issue.issue_type not in UNTRIED or issue.message.endswith(reason):
+        return issue
+    return replace(issue, message=issue.message + reason)
+
+
+def _where(issue: Issue) -> str:
+    return issue.layer or "the whole model"
 
 
 def _ended(verdict: Verdict) -> frozenset[IssueType]:
@@ -164,35 +182,49 @@ def remark(verdict: Verdict) -> str:
     )
 
 
-def lines(verdict: Verdict) -> list[str]:
-    """Return the account of one training as lines of text."""
+def state(verdict: Verdict) -> str:
+    """Return in a sentence whether the script learns as it is."""
+    assert verdict.baseline is not None
+    if verdict.refused:
+        return f"Losses are not compared: {verdict.refused.rstrip('.')}."
+    if not verdict.baseline.ill:
+        return remark(verdict) or "The script learns."
+    complaint = verdict.baseline.complaint.replace("loss", "cost") if verdict.measured else verdict.baseline.complaint
+    return f"As it is, the script does not learn: {complaint}."
+
+
+def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
+    """Return the account of one training as lines of text.
+
+    Args:
+        verdict: What the experiments showed.
+        shown: Issues that are printed above it: what they say of a cure is not repeated.
+    """
     if verdict.refused and not verdict.trials:
         why = [f"nothing was tried: {verdict.refused.rstrip('.')}."]
+        if verdict.baseline is not None:
+            why[0] += " So the losses of two runs do not say which is better."
         named = (
             "  Name what should grow or fall, such as --measure higher:reward or --measure 'lower:stdout:loss=(\\S+)'."
         )
         return why if verdict.baseline is None else [*why, named]
     if verdict.baseline is None:
         return ["the experiments were ended before they showed anything."]
-    told = [f"tried in {verdict.runs} runs of {verdict.steps} steps, {verdict.cpu:.1f} s of processor time:"]
+    told = [f"tried in {verdict.runs} runs of up to {verdict.steps} steps, {verdict.cpu:.1f} s of processor time:"]
     if verdict.measured:
         told.append(f"  Measured: {verdict.measured}.")
-    complaint = verdict.baseline.complaint.replace("loss", "cost") if verdict.measured else verdict.baseline.complaint
-    if verdict.refused:
-        told.append(f"  Losses are not compared: {verdict.refused}.")
-    else:
-        told.append(
-            f"  {_sentence(complaint)}." if verdict.baseline.ill else f"  {remark(verdict) or 'The program learns.'}"
-        )
+    told.append(f"  {state(verdict)}")
     for trial in verdict.cures:
         told.append(f"  [CURE] {effect(trial, verdict)}")
+        if any(each.cause == " + ".join(verdict.cures[0].names) for each in shown):
+            continue
         told += [f"    cause {separates(name, verdict.facts)}" for name in trial.names]
         told += [
             f"    {'patch' if not at else '     '} {line}"
             for at, line in enumerate(patch(trial, verdict.facts).split("\n"))
         ]
     if verdict.baseline.ill and not verdict.cures and not verdict.refused:
-        told.append("  Nothing that was tried makes it learn; look at the data, the targets and the loss.")
+        told.append(f"  Nothing that was tried makes it learn{_advice(verdict.baseline)}.")
     vain = [trial for trial in verdict.vain if trial not in verdict.cures]
     if vain:
         each = ", ".join(f"{' + '.join(t.names)} ({number(t.effects.get(0, math.inf))})" for t in vain)
@@ -201,6 +233,16 @@ def lines(verdict: Verdict) -> list[str]:
     if verdict.cut:
         told.append("  The budget ended this before everything was tried.")
     return told
+
+
+def _advice(baseline: Baseline) -> str:
+    against = baseline.against_placebo
+    if against is None or against < FROM_INPUTS:
+        return "; look at the data, the targets and the loss"
+    return (
+        ", and it does as well with inputs that mean nothing; look at some inputs beside their targets (an order that "
+        "one of them was shuffled in alone, a column too many), and then at the loss"
+    )
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:

@@ -26,7 +26,9 @@ STILL = (LOOK, UNMOVED)
 RISING = 0.5
 """Share of the steps from which on a learning rate that rises is one that warms up."""
 LATER = 4
-"""Multiple of the steps within which a script may begin to learn by itself."""
+"""Multiple of the steps within which a script may begin to learn by itself, or a treatment may show what it does."""
+LEADS = 0.95
+"""Share of the loss without a treatment below which it is given so many steps."""
 RUNS = 40
 """How many runs the experiments take at most, for a prediction of their time."""
 
@@ -210,15 +212,18 @@ class Battery:
             possible = [names for names in map(tuple, _possible(known)) if len(names) > 1]
             self._try([names for names in possible if self._licensed(names)])
             self._name_causes()
+            self._begins_later()
+        if (ill or slow) and not verdict.cures and not verdict.cut:
+            longer(self._laboratory, verdict, [trial for trial in verdict.trials if self._near(trial.names) == 0])
         if slow and not verdict.cures:
             verdict.faster = best([each for each in verdict.trials if verdict.rescues(each)])[:1]
 
     def _begins_later(self) -> bool:
-        """Take larger steps for no cure where the script begins to learn a little later, and return whether it does."""
+        """Take larger steps, and what no symptom names, for no cure where the script begins to learn a little later."""
         verdict = self.verdict
+        tuned = [self._near(trial.names) > 0 and _tunes(trial.names) for trial in verdict.cures]
         hasten = [any(find(name).hastens for name in trial.names) for trial in verdict.cures]
-        later = min(LATER * verdict.steps, verdict.training.steps - MEASURED)
-        if not hasten or not all(hasten) or later <= verdict.steps or verdict.measured:
+        if not verdict.cures or not all(map(max, tuned, hasten)) or not (later := _later(verdict)):
             return False
         assert verdict.baseline is not None
         done = [result.effect for _, result in self._laboratory.run(deque([Request((), 0, later)]))]
@@ -246,7 +251,9 @@ class Battery:
         if baseline is None or baseline.ill or any(each.mistake for each in treatments):
             return True
         near = self._near(names)
-        if near == 0 and any(BEGINNINGS.intersection(each.fixes[:1]) or self._evident(each) for each in treatments):
+        if near == 0 and any(
+            BEGINNINGS.intersection(each.fixes[:1]) or each.evident(self.verdict.facts) for each in treatments
+        ):
             return True
         if all(each.kind == EXACT for each in treatments):
             return bool(baseline.slow) or near < 2
@@ -255,12 +262,9 @@ class Battery:
     def _ordered(self, treatments: Sequence[Treatment]) -> list[Treatment]:
         return sorted(treatments, key=lambda each: self._near([each.name]))
 
-    def _evident(self, treatment: Treatment) -> bool:
-        return treatment.evident(self.verdict.facts)
-
     def _near(self, names: Sequence[str]) -> int:
         """Return how near treatments are to what is accused, by symptoms or by what the first run saw: 0, 1 or 2."""
-        return 0 if any(self._evident(find(name)) for name in names) else nearness(names, self._suspects)
+        return 0 if any(find(name).evident(self.verdict.facts) for name in names) else nearness(names, self._suspects)
 
     def _try(self, wanted: Sequence[tuple[str, ...]]) -> None:
         """Try treatments, confirm what helps, and name the best."""
@@ -270,7 +274,7 @@ class Battery:
         effects: dict[tuple[str, ...], dict[int, float]] = {}
         gone: dict[tuple[str, ...], dict[int, bool]] = {}
         left: dict[tuple[str, ...], set[str]] = {}
-        for request, result in self._runs([(self._watched(names), 0) for names in wanted]):
+        for request, result in self._runs([((*names, WATCH) if self._fixed(names) else names, 0) for names in wanted]):
             names, failed = tuple(name for name in request.names if name != WATCH), result.error
             effects.setdefault(names, {})[request.seed] = math.inf if failed else self._rule.effect(result)
             if "found" in result.facts:
@@ -302,9 +306,6 @@ class Battery:
             ranks = {trial.names: self._rank(trial.names) for trial in rescued}
             nearest = [trial for trial in rescued if ranks[trial.names] == min(ranks.values())]
             verdict.cures = nearest[:1] if verdict.refused else best(nearest)
-
-    def _watched(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        return (*names, WATCH) if self._fixed(names) else names
 
     def _fixed(self, names: Sequence[str]) -> frozenset[IssueType]:
         """Return what structure proves and these treatments are the fix of.
@@ -340,6 +341,42 @@ class Battery:
             if self._laboratory.cpu > self._budget:
                 self.verdict.cut = bool(self._queue) or self.verdict.cut
                 self._queue.clear()
+
+
+def _tunes(names: Sequence[str]) -> bool:
+    return all(find(name).kind == TUNING for name in names)
+
+
+def _later(verdict: Verdict) -> int:
+    """Return how many steps a longer run trains; 0 where there are no more, or something else is measured."""
+    later = min(LATER * verdict.steps, verdict.training.steps - MEASURED)
+    return 0 if later <= verdict.steps or verdict.measured else later
+
+
+def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -> None:
+    """Give the script, and the exact treatment that leads and does not rescue it, more steps; these may show it.
+
+    Args:
+        laboratory: Where runs are done.
+        verdict: What is known; where the treatment rescues in more steps, it is that of these.
+        accused: Trials of what is accused.
+    """
+    base, later = verdict.baseline, _later(verdict)
+    exact = [each for each in accused if each.acted and all(find(name).kind == EXACT for name in each.names)]
+    leads = [each for each in exact if base and each.effects.get(0, math.inf) < LEADS * base.level(0)]
+    if base is None or not leads or not later:
+        return
+    lead = min(leads, key=lambda each: each.effects[0])
+    asked = deque(Request(names, seed, later) for names in ((), lead.names) for seed in range(SEEDS))
+    effects: dict[tuple[str, ...], dict[int, float]] = {(): {}, lead.names: {}}
+    for request, result in laboratory.run(asked):
+        effects[request.names][request.seed] = math.inf if result.error else result.effect
+    if any(len(each) < SEEDS for each in effects.values()):
+        return
+    plain = replace(base, effect=tuple(effects[()][seed] for seed in range(SEEDS)), placebos={})
+    trial = replace(lead, effects=effects[lead.names])
+    if trial.rescues(plain):
+        verdict.steps, verdict.baseline, verdict.trials, verdict.cures = later, plain, [trial], [trial]
 
 
 def _possible(known: set[str]) -> Iterator[list[str]]:

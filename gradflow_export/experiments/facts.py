@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.experiments.interventions import Intervention, leaves, weights
-from gradflow_export.experiments.mending.sequences import SEQUENCES, masks
+from gradflow_export.experiments.mending.sequences import SEQUENCES, STEPWISE, masks, real_lengths
 from gradflow_export.experiments.model_edits import LAYERS, level, tensors
 
 SAME = 1e-6
@@ -39,6 +39,8 @@ class Facts(Intervention):
         layers: Linear and convolutional layers.
         level: Tables of weights that hold one number throughout.
         sequences: Recurrent and attention layers.
+        recurrent: The former alone.
+        padding: Share of the steps of recurrent layers that repeat the last one of a sequence.
         masked: How often attention was given a mask.
         half: How often a model that is called with gradients computes in float16.
         squashing: Sigmoids and hyperbolic tangents that are modules.
@@ -56,10 +58,10 @@ class Facts(Intervention):
         super().__init__()
         self.decay = self.schedule = self.resettable = False
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
-        self.sequences = self.masked = self.level = self.half = self.returned = 0
+        self.sequences = self.recurrent = self.masked = self.level = self.half = self.returned = 0
         self.kept, self.scale, self.dropout, self.adam = 1.0, 0.0, 0.0, 0.0
         self.digests: list[float | None] = []
-        self._steps = self._echoes = 0
+        self._steps = self._echoes = self._padded = self._read = 0
         self._echoed = False
         self._fixed: dict[int, tuple[float, ...]] = {}
         self._digest: float | None = None
@@ -83,6 +85,10 @@ class Facts(Intervention):
         members = list(module.modules())
         self.layers += sum(isinstance(layer, LAYERS) for layer in members)
         self.sequences += sum(isinstance(layer, SEQUENCES) for layer in members)
+        self.recurrent += sum(isinstance(layer, STEPWISE) for layer in members)
+        for layer in members:
+            if isinstance(layer, nn.RNNBase):
+                layer.register_forward_pre_hook(self._reads)
         self.level += len(level(module))
         self.squashing += sum(isinstance(layer, (nn.Sigmoid, nn.Tanh)) for layer in members)
         self.resettable |= any(callable(getattr(layer, "reset_parameters", None)) for layer in members)
@@ -101,6 +107,14 @@ class Facts(Intervention):
                     spread, mean = float(each.std()), abs(float(each.mean()))
                     self.scale = max(self.scale, mean, spread, 1 / spread if spread else 0.0)
         return args, kwargs
+
+    def _reads(self, layer: nn.RNNBase, args: Any) -> None:
+        """Count the steps of a recurrent layer."""
+        given, lengths = (args[0] if args else None), real_lengths(layer, args)
+        if isinstance(given, Tensor) and given.dim() == 3:
+            steps = given.shape[0] * given.shape[1]
+            self._read += steps
+            self._padded += 0 if lengths is None else steps - int(lengths.sum())
 
     def left(self, module: nn.Module, output: Any) -> Any:
         """Look at the precision in which it was computed."""
@@ -194,10 +208,15 @@ class Facts(Intervention):
         )
         names = (
             "decay", "schedule", "dropout", "stale", "foreign", "returned", "edited", "kept", "untrained", "layers",
-            "squashing", "sequences", "masked", "level", "half",
+            "squashing", "sequences", "recurrent", "masked", "level", "half",
             "resettable", "scale", "digests", "adam",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
         steps = max(self._steps, 1)
-        shares = {"echoes": self._echoes / steps, "rising": self._rose / steps, "faded": self._faded / steps}
+        shares = {
+            "padding": self._padded / max(self._read, 1),
+            "echoes": self._echoes / steps,
+            "rising": self._rose / steps,
+            "faded": self._faded / steps,
+        }
         return {**told, **shares, "optimizers": len(self._optimizers)}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from gradflow_export.experiments.account import effect, lines, patch, remark
+from gradflow_export.experiments.account import effect, lines, patch, state
 from gradflow_export.experiments.battery import Verdict
 from gradflow_export.experiments.questions import Answer
 from gradflow_export.records.issues import Issue
@@ -33,13 +33,14 @@ def as_html(
         answers: What further runs answered.
         steps: Steps that were watched.
     """
-    parts = [f"<h1>{escape(name)}</h1>", f"<p>{len(issues)} findings in {steps} steps.</p>"]
+    count = f"{len(issues) or 'No'} finding{'' if len(issues) == 1 else 's'} in {steps} steps."
+    parts = [f"<h1>{escape(name)}</h1>", f"<p>{count}</p>"]
     for issue in issues:
         where = escape(issue.layer or "the whole model")
         parts.append(f"<h3>{issue.severity.name} {escape(str(issue.issue_type))} in {where}</h3>")
         parts.append(f"<p>{escape(issue.message)}</p><pre>{escape(issue.advice)}</pre>")
     for verdict in verdicts:
-        parts += _verdict(verdict)
+        parts += _verdict(verdict, issues)
     for answer in answers:
         parts.append(f"<h2>{escape(answer.title)}</h2><p>{escape(answer.text)}</p>")
         parts.append(curves(answer.curves) if answer.curves else bars(answer.bars))
@@ -50,15 +51,19 @@ def as_html(
     )
 
 
-def _verdict(verdict: Verdict) -> list[str]:
-    if verdict.refused or verdict.baseline is None:
+def _verdict(verdict: Verdict, issues: Sequence[Issue]) -> list[str]:
+    if verdict.baseline is None or (verdict.refused and not verdict.trials):
         return ["<h2>Experiments</h2>", f"<p>{escape(lines(verdict)[0])}</p>"]
-    parts = ["<h2>Experiments</h2>", f"<p>{verdict.runs} runs of {verdict.steps} steps.</p>"]
-    parts += [f"<p>{escape(remark(verdict))}</p>"] if remark(verdict) else []
+    parts = [
+        "<h2>Experiments</h2>",
+        f"<p>{escape(state(verdict))} {verdict.runs} runs of up to {verdict.steps} steps.</p>",
+    ]
     for trial in verdict.cures:
-        code = escape(patch(trial, verdict.facts))
-        parts.append(f'<div class="cure"><p>{escape(effect(trial, verdict))}.</p><pre>{code}</pre></div>')
+        told = any(each.cause == " + ".join(verdict.cures[0].names) for each in issues)
+        code = "" if told else f"<pre>{escape(patch(trial, verdict.facts))}</pre>"
+        parts.append(f'<div class="cure"><p>{escape(effect(trial, verdict))}.</p>{code}</div>')
     shown = ["as it is", *verdict.baseline.placebos, *(" + ".join(trial.names) for trial in verdict.cures)]
+    parts.append(f"<p>The loss of each step. After step {verdict.steps} the weights are held, and it is compared.</p>")
     parts.append(curves({each: verdict.curves[each] for each in shown if each in verdict.curves}))
     rows = "".join(f"<tr><td>{escape(effect(trial, verdict))}</td></tr>" for trial in verdict.vain)
     return [*parts, f"<h3>Also tried, with less effect</h3><table>{rows}</table>" if rows else ""]
@@ -76,7 +81,8 @@ def curves(series: Mapping[str, Sequence[float]]) -> str:
     low, high = min(every), max(every)
     span, longest = max(high - low, 1e-6), max(max(len(values) for values in logs.values()) - 1, 1)
     out = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 20 * len(logs)}" role="img">']
-    for number, (name, values) in enumerate(logs.items()):
+    # The script as it is lies above what does not differ from it.
+    for number, (name, values) in reversed(list(enumerate(logs.items()))):
         color = COLORS[number % len(COLORS)]
         points = " ".join(
             f"{50 + (WIDTH - 60) * at / longest:.1f},{10 + (HEIGHT - 30) * (high - value) / span:.1f}"

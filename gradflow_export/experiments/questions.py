@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from gradflow_export.experiments.battery import Verdict
-from gradflow_export.experiments.decision import FROM_INPUTS, LEAST
+from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, LEAST
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.probes import LEAKED
 from gradflow_export.experiments.runs import Request, Result
+from gradflow_export.experiments.survey import Training
 
 OUTPUTS = "outputs"
 RATES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 OTHER_MODE = 1.5
 """Ratio of losses in evaluation and training mode from which on they differ."""
+AS_GREAT = 1.005
+"""The same, below which they are called equal."""
 BATCHES = (0.25, 0.5, 1.0, 2.0, 4.0, 16.0)
 """Multiples of the batch size for which the noise of a gradient is said."""
 SAME = 1e-6
@@ -43,12 +47,13 @@ class Answer:
     wrong: bool = False
 
 
-def answers(laboratory: Laboratory, verdict: Verdict) -> list[Answer]:
+def answers(laboratory: Laboratory, verdict: Verdict, trainings: Sequence[Training] = ()) -> list[Answer]:
     """Run what is missing and answer each question that can be answered of a program.
 
     Args:
         laboratory: Where runs are done; it examines the verdict's training.
         verdict: What the battery found.
+        trainings: All of the program: of several, titles give the number.
     """
     if verdict.baseline is None or verdict.refused:
         return []
@@ -69,8 +74,9 @@ def answers(laboratory: Laboratory, verdict: Verdict) -> list[Answer]:
         found[request.names[0]] = result
         twins += [result] if request.names == (OUTPUTS,) else []
     known.update((name, math.inf if each.error else each.effect) for name, each in found.items())
+    which = f" (model {trainings.index(verdict.training) + 1})" if len(trainings) > 1 else ""
     return [
-        each
+        replace(each, title=each.title + which)
         for each in (
             _rates(known, verdict),
             _determinism(*twins),
@@ -95,9 +101,12 @@ def _rates(known: dict[str, float], verdict: Verdict) -> Answer | None:
     if not stable:
         return Answer("Learning-rate range", "At none of seven rates is the loss below the first one.", wrong=True)
     best = min(stable, key=lambda factor: effects[factor])
+    times = {factor: "the script's" if factor == 1.0 else f"{factor:g} times the script's" for factor in RATES}
+    better = effects[best] < LEARNED * effects[1.0] or not math.isfinite(effects[1.0])
+    least = f"it is lowest at {times[best]}" if better else "none is better than its own"
     text = (
-        f"Of seven rates from a thousandth to a thousand times its own, the largest at which the loss stays below the "
-        f"first one is {max(stable):g} times the script's, and the best after {verdict.steps} steps is {best:g} times."
+        f"The loss falls at learning rates up to {times[max(stable)]}, and after {verdict.steps} steps {least}. Seven "
+        f"were tried, from {RATES[0]:g} to {RATES[-1]:g} times the script's."
     )
     return Answer("Learning-rate range", text, {f"x {factor:g}": effect for factor, effect in effects.items()})
 
@@ -161,7 +170,8 @@ def _modes(result: Result, verdict: Verdict) -> Answer | None:
     train, evaluated = verdict.baseline.effect[0], result.effect
     ratio = evaluated / max(train, LEAST)
     differ = not 1 / OTHER_MODE < ratio < OTHER_MODE
-    text = f"In evaluation mode the loss of the same weights is {ratio:.3g} of that in training mode, dropout aside" + (
+    what = "as great as" if 1 / AS_GREAT < ratio < AS_GREAT else f"{ratio:.3g} of"
+    text = f"In evaluation mode the loss of the same weights is {what} that in training mode, dropout aside" + (
         ": running statistics have not caught up, or something acts in one mode only." if differ else "."
     )
     return Answer("Training against evaluation mode", text, {"train": train, "eval": evaluated}, wrong=differ)
@@ -185,6 +195,8 @@ def _noise(result: Result, steps: int) -> Answer | None:
     if not batch or result.error:
         return None
     title = "Batch size"
+    if not spread and not signal:
+        return None
     if spread <= SAME * signal:
         return Answer(title, f"After {steps} steps each batch gives the same gradient: a larger one would not help.")
     if not signal:
@@ -199,7 +211,7 @@ def _noise(result: Result, steps: int) -> Answer | None:
         f"what batches have in common. It falls as one over the size: both are equal at about {_round(batch * ratio)}, "
         "far beyond which larger batches gain little."
     )
-    return Answer(title, text, {f"batch of {batch * each:.3g}": ratio / each for each in BATCHES if batch * each >= 1})
+    return Answer(title, text, {f"batch of {batch * each:g}": ratio / each for each in BATCHES if batch * each >= 1})
 
 
 def _round(value: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from gradflow_export.experiments import interventions as do
@@ -27,12 +28,23 @@ SCALED = 30.0
 """Mean, spread, or inverse of the spread of inputs from which on their scale may be the cause."""
 DROPPED = 0.75
 """Share that a dropout leaves out from which on it may be the cause."""
+PADDING = 0.5
+"""Share of the steps of recurrent layers that are padding from which on it may be the cause."""
 FADED = 0.25
 """Share of steps with nearly no learning rate from which on a schedule may be the cause."""
 RETURNED = 2
 """Times that weights were put back to the same numbers from which on that may be the cause."""
 BEGINNINGS = frozenset({IssueType.BAD_INIT, IssueType.DATA_SCALE})
 """What a program begins with, so that a symptom of it counts though the program learns: more steps do not settle it."""
+UNTRIED: Mapping[IssueType, str] = MappingProxyType({
+    IssueType.OVERFITTING: "it shows in evaluation after many epochs, and a trial is a few steps of training",
+    IssueType.MEMORY_USAGE: "a trial has a limit of memory of its own, and less of it is a smaller batch or model",
+    IssueType.MEMORY_LEAK: "a reference in the script holds the memory, and no change from outside drops it",
+    IssueType.HEAD_REDUNDANCY: "heads that attend alike waste capacity, which the loss of a few steps does not show",
+    IssueType.EXCESS_EXPLORATION: "the entropy bonus is a term of the script's loss, and returns take many more steps",
+    IssueType.ROTATION: "losses of players that follow each other cannot be compared, and a cycle outlasts a trial",
+})  # fmt: skip
+"""Why no trial can confirm an issue of these types; of all others there is a treatment."""
 
 
 _T = IssueType
@@ -139,6 +151,17 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.NOT_LEARNING, _T.EVAL_RANDOM),
         lambda facts: facts["dropout"] > 0,
         evident=lambda facts: facts["dropout"] > DROPPED,
+    ),
+    Treatment(
+        "no steps through the padding",
+        EXACT,
+        sequence.WithoutPadding,
+        "recurrent layers that read on through the padding",
+        "packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)\n"
+        "output, state = rnn(packed)  # the state is that of each sequence's last step; output[:, -1] is not",
+        (_T.NOT_LEARNING,),
+        lambda facts: facts["padding"] > 0,
+        evident=lambda facts: facts["padding"] > PADDING,
     ),
     Treatment(
         "a scaled loss",
@@ -269,6 +292,16 @@ TREATMENTS: tuple[Treatment, ...] = (
         "features); the same for torch.nn.MultiheadAttention and torch.nn.TransformerEncoderLayer",
         (_T.NOT_LEARNING,),
         lambda facts: facts["sequences"] > 0,
+    ),
+    Treatment(
+        "recurrent weights that keep the state",
+        TUNING,
+        sequence.LongMemory,
+        "recurrent layers that forget at once",
+        "torch.nn.init.orthogonal_(rnn.weight_hh_l0)  # of each gate; rnn.bias_ih_l0.data[hidden:2 * hidden] = 1 for "
+        "LSTM and GRU",
+        (_T.RECURRENT_SUBCRITICAL,),
+        lambda facts: facts["recurrent"] > 0,
     ),
     Treatment(
         "attention masks the other way round",

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TextIO, final
 
 from gradflow_export.errors import ArgumentError
-from gradflow_export.records.causes import groups
+from gradflow_export.records.causes import Group, groups
 from gradflow_export.records.step_record import Issue, RunInfo, Severity, StepRecord
 
 
@@ -70,21 +70,26 @@ class PreflightWriter:
 def findings(issues: Iterable[Issue], steps: int) -> str:
     """Return issues as text, worst first: a line that counts causes, and three or four lines for each.
 
+    What comes back is one, with the steps at which it did.
+
     Args:
         issues: What was found.
         steps: In how many steps.
     """
     ran = "1 step" if steps == 1 else f"{steps} steps"
-    shown = groups(issues)
+    shown: dict[tuple[str, str, str], list[Group]] = {}
+    for group in groups(issues):
+        shown.setdefault((group.head.issue_type, group.head.layer, group.head.cause), []).append(group)
     if not shown:
         return f"{ran}: nothing found."
     count = "1 finding" if len(shown) == 1 else f"{len(shown)} findings"
     lines = [f"{ran}: {count}."]
-    for group in shown:
-        issue = group.head
+    for group, *others in shown.values():
+        issue, again = group.head, ", ".join(str(step) for step in sorted(each.head.step for each in others))
         more = f" (+{len(issue.layers) - 1} more)" if len(issue.layers) > 1 else ""
         gone = "" if issue.open else f", gone at step {issue.healed_step}"
         where = f"{issue.layer or 'the whole model'}{more}"
+        gone += f"; also at step {again}" if again else ""
         lines.append(f"  [{issue.severity.name}] {issue.issue_type} in {where} since step {issue.step}{gone}")
         lines.append(f"    evidence {issue.message}")
         lines += [f"    also     {group.also}"] if group.also else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -21,15 +22,17 @@ import pytest
 from gradflow_export.cli import main
 from gradflow_export.errors import ArgumentError
 from gradflow_export.experiments.account import cures, lines, patch, remark, weighed
-from gradflow_export.experiments.battery import Battery, Verdict
+from gradflow_export.experiments.battery import Battery, Verdict, longer
 from gradflow_export.experiments.decision import Baseline, Trial, best
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import parse, scale
+from gradflow_export.experiments.runs import Result
 from gradflow_export.experiments.sandbox import COPY, Sandbox, outermost, size
 from gradflow_export.experiments.survey import Training, joined
 from gradflow_export.experiments.target import Target, cells
-from gradflow_export.experiments.treatments import COMBINED, TREATMENTS, find, table
+from gradflow_export.experiments.treatments import COMBINED, TREATMENTS, UNTRIED, find, table
 from gradflow_export.records.issues import Issue, IssueType, Severity
+from gradflow_export.writers.preflight import findings
 
 SCRIPT = """
     import sys
@@ -416,6 +419,75 @@ def test_every_treatment_says_what_it_separates_and_how_to_make_it_last():
     assert all(find(name) for names in COMBINED for name in names)
     assert all(each.patch and each.fixes and each.separates for each in TREATMENTS if each.kind in {"exact", "tuning"})
     assert len({each.name for each in TREATMENTS}) == len(TREATMENTS)
+
+
+def test_what_cannot_be_tried_is_said_once_with_the_reason_and_stands_in_the_page():
+    """Each issue type has a treatment or a reason, and a script of two models is not told it twice."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    assert {kind for each in TREATMENTS for kind in each.fixes}.isdisjoint(UNTRIED)
+    assert {kind for each in TREATMENTS for kind in each.fixes} | set(UNTRIED) == set(IssueType)
+    assert all(f"`{kind}`" in page and reason in page for kind, reason in UNTRIED.items())
+    leak = Issue(IssueType.MEMORY_LEAK, Severity.HIGH, "", 1, 1.0, 1.0, "memory rose.", "store numbers")
+    verdict = Verdict(Training(0, 80, 1), 60, baseline=Baseline((1.0,) * 3, (0.5,) * 3))
+    (told,) = weighed(weighed([leak], verdict), verdict)
+    assert told.message == f"memory rose. Not tried: {UNTRIED[IssueType.MEMORY_LEAK]}."
+    assert lines(verdict)[1] == "  The script learns."
+
+
+class _Runs:
+    """A laboratory whose runs have the losses that are given for the names of treatments."""
+
+    def __init__(self, losses):
+        self.losses, self.steps = losses, set()
+
+    def run(self, queue):
+        """Give each result at once."""
+        for request in queue:
+            self.steps.add(request.steps)
+            yield request, Result(1, effect=self.losses[request.names])
+
+
+@pytest.mark.parametrize(("name", "treated", "confirmed"), [
+    ("dropout 0", 0.2, True), ("dropout 0", 0.65, False), ("standardize the inputs", 0.2, False),
+])  # fmt: skip
+def test_what_leads_without_rescuing_is_given_more_steps(name, treated, confirmed):
+    """An exact treatment of what is accused may show in four times the steps; then the verdict is that of these."""
+    led, behind = Trial((name,), {0: 0.8}), Trial(("weight decay 0",), {0: 0.99})
+    verdict = Verdict(Training(0, 500, 1), 60, baseline=Baseline((1.0,) * 3, (0.95,) * 3), trials=[led, behind])
+    laboratory = _Runs({(): 0.9, (name,): treated})
+    longer(laboratory, verdict, verdict.trials)
+    assert [each.names for each in verdict.cures] == [(name,)] * confirmed
+    assert verdict.steps == (240 if confirmed else 60)
+    assert verdict.baseline.effect[0] == (0.9 if confirmed else 0.95)
+    assert laboratory.steps == ({240} if find(name).kind == "exact" else set())
+
+
+def test_a_loss_that_comes_back_by_itself_is_low_where_the_script_learns():
+    """Only one that stays away keeps its severity; what came back several times is printed once."""
+    rose = Issue(IssueType.DIVERGING, Severity.HIGH, "", 71, 9.0, 3.0, "the loss rose.", "lower it", healed_step=124)
+    again = dataclasses.replace(rose, step=151, healed_step=192)
+    tried = Trial(("learning rate x 0.1",), {0: 0.6})
+    verdict = Verdict(Training(0, 80, 1), 60, baseline=Baseline((1.0,) * 3, (0.5,) * 3), trials=[tried])
+    assert [each.severity for each in weighed([rose, again], verdict)] == [Severity.LOW] * 2
+    assert weighed([dataclasses.replace(rose, healed_step=None)], verdict)[0].severity is Severity.HIGH
+    assert "1 finding." in findings([rose, again], 200)
+    assert "gone at step 124; also at step 151" in findings([rose, again], 200)
+
+
+def test_what_an_issue_says_of_a_cure_is_not_printed_again():
+    """The patch stands below the finding, and in the account where no finding shows it."""
+    cure = Trial(("weight decay 0",), {0: 0.1, 1: 0.1, 2: 0.1})
+    verdict = Verdict(Training(0, 80, 1), 60, baseline=Baseline((1.0,) * 3, (1.0,) * 3), trials=[cure], cures=[cure])
+    seen = Issue(IssueType.LEARNING_RATE, Severity.MEDIUM, "fc", 1, 1.0, 1.0, "its weights shrink.", "lower it")
+    (told,) = weighed([seen], verdict)
+    assert told.message.startswith(
+        "A weight decay that outweighs the gradient. Seen: LEARNING_RATE in fc: its weights shrink. "
+        "Tried: weight decay 0: the loss reaches 0.1 instead of 1 after 60 steps, in 3 of 3 seeds"
+    )
+    went = Issue(IssueType.BAD_TARGETS, Severity.HIGH, "target", 5, 1.0, 1.0, "no dependence.", "look", healed_step=9)
+    assert [each.issue_type for each in weighed([seen, went], verdict)] == [IssueType.LEARNING_RATE]
+    assert any("patch" in line for line in lines(verdict))
+    assert not any("patch" in line for line in lines(verdict, [told]))
 
 
 def test_cells_of_a_notebook_are_run_without_lines_for_the_shell(tmp_path):

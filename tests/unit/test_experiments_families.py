@@ -206,6 +206,7 @@ def test_the_noise_of_a_gradient_says_which_batch_is_large_enough():
     assert answer.bars["batch of 16"] == pytest.approx(0.5 * answer.bars["batch of 8"])
     assert "same gradient" in _noise(Result(1, facts={"noise": (8, 0.0, 1.0)}), 60).text
     assert _noise(Result(1, facts={"noise": (0, 0.0, 1.0)}), 60) is None
+    assert _noise(Result(1, facts={"noise": (8, 0.0, 0.0)}), 60) is None
 
 
 def test_the_layer_in_which_two_runs_begin_to_differ_is_named():

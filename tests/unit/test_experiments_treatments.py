@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import rnn
 
 from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline, Trial
@@ -17,7 +18,7 @@ from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.mending.labels import KeptDifferences, SignedLabels
 from gradflow_export.experiments.mending.losses import OwnAxis
 from gradflow_export.experiments.mending.passages import OpenNorms, OpenPassages
-from gradflow_export.experiments.mending.sequences import OtherAxis, OtherMasks
+from gradflow_export.experiments.mending.sequences import LongMemory, OtherAxis, OtherMasks, WithoutPadding
 from gradflow_export.experiments.model_edits import Kaiming, Standardized
 from gradflow_export.experiments.target import Target
 from gradflow_export.experiments.treatments import EXACT, find, of_kind
@@ -114,6 +115,46 @@ def test_layers_run_over_the_other_axis_each_once():
     quiet = OtherAxis()
     quiet.root(nn.Linear(3, 3))
     assert not quiet.acted
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM(3, 4, 2, bidirectional=True), nn.GRUCell(3, 4), nn.RNN(3, 4, bias=False)])
+def test_recurrent_weights_keep_the_state(layer):
+    """Each gate is orthogonal, and that which keeps the state is open; the script's random numbers stay."""
+    model, weights = nn.Sequential(layer, nn.Linear(4, 1)), [p for n, p in layer.named_parameters() if "weight_hh" in n]
+    state, change = torch.get_rng_state(), LongMemory()
+    change.root(model)
+    assert change.acted
+    assert torch.equal(state, torch.get_rng_state())
+    for gate in (gate for each in weights for gate in each.split(4)):
+        torch.testing.assert_close(gate @ gate.T, torch.eye(4))
+    biases = [each for name, each in layer.named_parameters() if "bias_ih" in name]
+    assert all((each[4:8] == 1).all() and not (each[:4] == 1).any() for each in biases)
+    quiet = LongMemory()
+    quiet.root(nn.Linear(4, 1))
+    assert not quiet.acted
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_recurrent_layer_ends_before_the_padding(first):
+    """Its last output and its state are those of the sequence alone; the same tail in all rows is what is left out."""
+    layer = nn.LSTM(3, 4, 2, batch_first=first, bidirectional=True)
+    given, change, quiet = torch.randn(2, 6, 3), WithoutPadding(), nn.LSTM(3, 4)
+    given[1, 3:] = 0.0
+    rows = [each if first else each.transpose(0, 1) for each in (given[1:, :3], given)]
+    alone, (state, _) = layer(rows[0])
+    change.root(layer)
+    output, (other, _) = layer(rows[1])
+    torch.testing.assert_close(output.select(int(first), -1)[1], alone.select(int(first), -1)[0])
+    torch.testing.assert_close(other[:, 1], state[:, 0])
+    assert change.acted
+    facts, silent = Facts(), WithoutPadding()
+    facts.root(layer)
+    layer(rows[1])
+    assert facts.told()["padding"] == 0.25
+    silent.root(quiet)
+    quiet(torch.randn(6, 2, 3))
+    quiet(rnn.pack_sequence([given[0], given[1]]))
+    assert not silent.acted
 
 
 def test_a_mask_of_padding_is_turned_and_that_of_pairs_is_kept_beside_it():

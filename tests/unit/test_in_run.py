@@ -19,6 +19,7 @@ from gradflow_export import Exporter
 from gradflow_export.errors import ArgumentError
 from gradflow_export.experiments.in_run import trials
 from gradflow_export.experiments.in_run.tape import Tape, seen
+from gradflow_export.experiments.treatments import UNTRIED
 from gradflow_export.hooks import torch_private
 from gradflow_export.records.issues import Issue, IssueType, Severity
 from gradflow_export.records.step_record import IssueType as Kind
@@ -194,6 +195,15 @@ def test_where_it_cannot_be_tried_the_doctor_command_is_printed_once(caplog, mon
     told = [each.getMessage() for each in caplog.records if "gradflow doctor" in each.getMessage()]
     assert len(told) == 1
     assert told[0].endswith("run: gradflow doctor --try train.py --epochs 3")
+
+
+def test_what_no_trial_can_confirm_says_so_in_the_issue(caplog):
+    """The doctor could not try it either, so the log names no command."""
+    caplog.set_level(logging.WARNING, logger="gradflow_export")
+    _, exporter = train("try", decay=0.0, sees=ask(Kind.MEMORY_LEAK))
+    (leak,) = [each for each in exporter.issues if each.issue_type is Kind.MEMORY_LEAK]
+    assert leak.message == f"It is so. Not tried: {UNTRIED[Kind.MEMORY_LEAK]}."
+    assert not [each for each in caplog.records if "gradflow doctor" in each.getMessage()]
 
 
 def test_the_model_that_is_recorded_can_be_copied_and_its_hooks_go(tmp_path):

@@ -36,7 +36,7 @@ from gradflow_export.experiments.mending.treatment import TRIED, Treatment
 from gradflow_export.experiments.patient import Patient
 from gradflow_export.experiments.plan import left_to_default
 from gradflow_export.experiments.sandbox import end_tree, lead_tree
-from gradflow_export.experiments.treatments import TREATMENTS
+from gradflow_export.experiments.treatments import TREATMENTS, UNTRIED
 from gradflow_export.exporter import Exporter
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.module_hooks import hook_calls
@@ -164,6 +164,9 @@ class Trials:
 
     def _try(self, issue: Issue, model: nn.Module) -> None:
         """Fork a process that tries what mends an issue, or say how to do it elsewhere."""
+        if issue.issue_type in UNTRIED:
+            self._amend(issue, f"Not tried: {UNTRIED[issue.issue_type]}.")
+            return
         treatments = in_run(issue.issue_type)
         batches = [batch for batch in self._batches if batch.whole]
         why = unsafe(model) or (

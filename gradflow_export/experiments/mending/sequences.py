@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import rnn
 
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.model_edits import tensors
@@ -16,6 +17,8 @@ SEQUENCES = (nn.RNNBase, nn.MultiheadAttention, nn.Transformer)
 ATTENTION = frozenset(("multi_head_attention_forward", "scaled_dot_product_attention"))
 STEPWISE = (nn.RNNCellBase, nn.RNNBase)
 """Layers that can be called once for each step of a sequence."""
+PADDED = 2
+"""Steps at the end of a sequence that are the same from which on they are padding."""
 CLOSED = -1e3
 """Number that is added to a score from which on, downwards, it counts as left out."""
 
@@ -54,6 +57,89 @@ class OtherMasks(Intervention):
         if isinstance(key, int):
             return (*args[:key], turned, *args[key + 1 :]), kwargs
         return args, {**kwargs, key: turned}
+
+
+class LongMemory(Intervention):
+    """Draws the recurrent weights anew, orthogonal for each gate, and opens the gate that keeps the state.
+
+    The gate is the second one of LSTM and GRU, whose bias becomes 1.
+    """
+
+    stays = True
+
+    def root(self, module: nn.Module) -> None:
+        """Draw them, without moving the script's own random numbers."""
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for layer in module.modules():
+                for size, recurrent, bias in _recurrent(layer):
+                    for gate in recurrent.view(-1, size, recurrent.shape[1]):
+                        drawn = nn.init.orthogonal_(torch.empty(gate.shape), generator=generator)
+                        gate.copy_(drawn)
+                    if bias is not None and len(recurrent) > size:
+                        bias[size : 2 * size] = 1.0
+                    self.acted = True
+
+
+def _recurrent(layer: nn.Module) -> list[tuple[int, Tensor, Tensor | None]]:
+    """Return the size, the recurrent weights and the inputs' bias of each layer and direction."""
+    if isinstance(layer, nn.RNNCellBase):
+        return [(layer.hidden_size, layer.weight_hh, layer.bias_ih if layer.bias else None)]
+    if not isinstance(layer, nn.RNNBase):
+        return []
+    return [(layer.hidden_size, weights[1], weights[2] if layer.bias else None) for weights in layer.all_weights]
+
+
+class WithoutPadding(Intervention):
+    """Lets recurrent layers end each sequence before its padding, where they keep what they gave last."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hooked: set[int] = set()
+
+    def root(self, module: nn.Module) -> None:
+        """Hook its layers, each once."""
+        for layer in module.modules():
+            if isinstance(layer, nn.RNNBase) and id(layer) not in self._hooked:
+                self._hooked.add(id(layer))
+                layer.register_forward_hook(self._ended, with_kwargs=True)
+
+    def _ended(self, layer: nn.RNNBase, args: Any, kwargs: Any, _output: Any) -> Any:
+        lengths = real_lengths(layer, args)
+        if lengths is None:
+            return None
+        self.acted = True
+        first = layer.batch_first
+        packed = rnn.pack_padded_sequence(args[0], lengths.cpu(), first, enforce_sorted=False)
+        given, state = layer.forward(packed, *args[1:], **kwargs)
+        steps = args[0].shape[1 if first else 0]
+        out = rnn.pad_packed_sequence(given, batch_first=True, total_length=steps)[0]
+        last = torch.arange(steps, device=out.device).minimum(lengths[:, None] - 1)
+        out = out.gather(1, last[..., None].expand_as(out))
+        return (out if first else out.transpose(0, 1)), state
+
+
+def real_lengths(layer: nn.RNNBase, args: Any) -> Tensor | None:
+    """Return the steps of each sequence before those at the end that are all the same; ``None`` without such.
+
+    Args:
+        layer: A recurrent layer.
+        args: What it is called with.
+    """
+    given = args[0] if args else None
+    if not isinstance(given, Tensor) or given.dim() != 3 or not given.numel():
+        return None
+    rows = given.detach() if layer.batch_first else given.detach().transpose(0, 1)
+    repeated = (rows == rows[:, -1:]).all(-1).flip(1).int().cumprod(1).sum(1)
+    most = int(repeated.max())
+    if most < PADDED:
+        return None
+    # Of a batch the same number stands for nothing in every row.
+    filler = rows[int(repeated.argmax()), -1]
+    ends = (rows == filler).all(-1).flip(1).int().cumprod(1).sum(1)
+    return (rows.shape[1] - ends).clamp(min=1)
 
 
 class HandedOn(Intervention):
