@@ -200,6 +200,8 @@ class GradientInstrument:
     def forget(self, optimizer: object) -> None:
         """Forget what was read for a step that was skipped."""
         self._out, self._later = [], None
+        if self._first is not None and self._first() is optimizer:
+            self._first = None
         self._previous.pop(optimizer, None)
         self._products.pop(optimizer, None)
         if optimizer in self._readers:
