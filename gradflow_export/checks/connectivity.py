@@ -258,7 +258,7 @@ def _ids(optimizers: Iterable[Optimizer]) -> dict[int, bool]:
 def _code(tensor: Tensor, owned: dict[int, bool], waiting: dict[int, bool]) -> int:
     here = id(tensor)
     return (
-        _TRAINABLE * tensor.requires_grad
+        _TRAINABLE * (tensor.requires_grad and tensor.numel() > 0)
         | _OWNED * (here in owned)
         | _GRADIENT * (tensor.grad is not None)
         | _ZERO_RATE * owned.get(here, False)

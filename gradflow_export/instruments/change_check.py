@@ -75,7 +75,7 @@ class Checksums:
         """Return by place whether the trained parameters that no optimizer moved have changed, where that is known."""
         found: dict[int, Tensor | float] = {}
         for place, (site, parameter) in enumerate(named):
-            if not parameter.requires_grad:
+            if not (parameter.requires_grad and parameter.numel()):
                 continue
             before = self._known.pop(site, None)
             if site in moved:

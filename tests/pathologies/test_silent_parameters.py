@@ -20,6 +20,8 @@ class Net(nn.Module):
         super().__init__()
         self.mistake = mistake
         self.enc, self.mid, self.head = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 2)
+        if mistake == "no entries":
+            self.left_out = nn.Parameter(torch.empty(0))
         self.extra = {
             "list": [nn.Linear(16, 16)], "dict": {"a": nn.Linear(16, 16)}, "tensor": [torch.ones(16, requires_grad=True)],
             "frozen list": [nn.Linear(16, 16).requires_grad_(False)],
@@ -29,6 +31,8 @@ class Net(nn.Module):
         h = F.relu(self.enc(x))
         if self.mistake == "detach":
             h = h.detach()
+        if self.mistake == "no entries":
+            h = h + self.left_out.sum()
         if self.mistake == "sign":
             h = torch.sign(h - 0.5)
         if self.mistake == "anew":
@@ -87,9 +91,9 @@ def test_a_layer_that_is_not_connected_is_named_with_its_reason(mistake, cause, 
     assert found[0].step == 1
 
 
-@pytest.mark.parametrize("mistake", ["none", "frozen list"])
+@pytest.mark.parametrize("mistake", ["none", "frozen list", "no entries"])
 def test_connected_layers_and_a_frozen_stranger_are_in_order(mistake):
-    """All layers learn; a frozen layer may be hidden in a list on purpose."""
+    """All layers learn; a frozen layer may be hidden in a list on purpose, and what has no entries has none to learn."""
     model = Net(mistake)
     assert issues(model, adam(model)) == []
 
