@@ -88,7 +88,7 @@ class HandUpdates:
             self.on_step(model)
 
     def end(self, model: nn.Module) -> None:
-        """Take notice of a step, found or told of; gradients are read now if they are others, as after clipping."""
+        """Take notice of a step, found or reported; gradients are read now if they are others, as after clipping."""
         now = [p.grad for p in _trained(model)]
         pairs = list(zip(now, self._gradients, strict=True)) if self._read and len(now) == len(self._gradients) else []
         known = [(g, before) for g, before in pairs if before is not None]
