@@ -239,6 +239,12 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice="take one side as given: loss = criterion(student, teacher.detach()), with the teacher left out of "
             "the optimizer; or add what holds samples apart, such as targets, negatives or a term on the variance.",
         ),
+        known.WITH_ITSELF: _Told(
+            message="The loss takes the distance of two outputs that are equal to the bit in every batch: this part of "
+            "it is 0, and draws nothing together.",
+            advice="look at how pairs are drawn: a positive is another sample of the class, or another view of it; "
+            "print((anchor == positive).all()).",
+        ),
     }
 )
 

@@ -132,6 +132,21 @@ def test_an_activation_before_a_difference_bounds_it():
     assert IssueType.WRONG_LOSS in {issue.issue_type for issue in exporter.issues}
 
 
+@pytest.mark.parametrize("apart", [lambda a, b: ((a - b) ** 2).sum(1), F.pairwise_distance], ids=["squares", "norm"])
+def test_a_positive_that_is_the_anchor(apart):
+    """The distance of a sample from itself is 0 whatever the model says; from another one of its class it is not."""
+    for itself in (True, False):
+        torch.manual_seed(0)
+        model = net()
+
+        def loss(out, _, model=model, itself=itself):
+            positive = out.clone() if itself else model(classes()[0])
+            return F.relu(apart(out, positive) - apart(out, out.roll(1, 0)) + 1.0).mean()
+
+        found = [issue.cause for issue in run(model, loss, classes, steps=8)[0].issues]
+        assert ("output compared with itself" in found) is itself
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_a_teacher_that_learns_from_its_student(given):
     """Two networks that are only drawn together are told; one that is taken as given is in order."""
