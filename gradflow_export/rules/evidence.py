@@ -113,6 +113,27 @@ def no_better(history: History, site: str, level: float, readings: int) -> float
     return typical if typical >= level else None
 
 
+def constant_level(history: History, alike: float = 1.2) -> float:
+    """Return the loss of the best constant answer, which is read now and then, to hold the loss of every step against.
+
+    Args:
+        history: Holds ``loss`` and ``loss.over_constant``.
+        alike: Greatest ratio of what the last readings of both say: beyond it the data change, or the loss is more than
+            what is known of it.
+
+    Returns:
+        Unit: that of the loss. NaN where there are several losses, or none is known.
+    """
+    loss, series, alone = history.run("loss"), history.at_sites("loss.over_constant"), history.run("loss.over_constant")
+    if len(series.sites) + (alone.count > 0) != 1:
+        return math.nan
+    steps, shares = (alone.steps, alone.values) if alone.count else (series.steps, series.values[:, 0])
+    known = dict(zip(steps.tolist(), shares.tolist(), strict=True))
+    pairs = zip(loss.steps.tolist(), loss.values.tolist(), strict=True)
+    levels = [value / known[step] for step, value in pairs if known.get(step, 0.0) > 0][-5:]
+    return median(np.array(levels)) if len(levels) > 1 and 0 < max(levels) <= alike * min(levels) else math.nan
+
+
 def supervised(history: History) -> bool:
     """Whether every loss that is known is of answers to a question alone, and there is one."""
     series, alone = history.at_sites("loss.supervised"), history.run("loss.supervised")
