@@ -15,7 +15,7 @@ from gradflow_export.records.sites import pattern
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import no_better, values_of
+from gradflow_export.rules.evidence import none_better, values_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import connections
 
@@ -186,14 +186,12 @@ class BadInit(Check):
 
     def _one_sided(self, record: StepRecord, history: History) -> Iterable[Finding]:
         means, gains = history.at_sites("parameter.initial_mean"), history.at_sites("parameter.initial_gain")
-        over = history.at_sites("loss.over_constant")
         if means.sites != gains.sites or not len(means.steps):
             return
         there = (means.first >= self.one_sided) & (gains.first >= self.great)
         names = tuple(gains.sites[index] for index in np.flatnonzero(there))
-        shares = [no_better(history, site, self.level, 5) for site in over.sites]
-        worst = min((math.inf if share is None else share for share in shares), default=math.inf)
-        if 2 * len(names) < len(gains.sites) or len(names) < 2 or None in shares or not math.isfinite(worst):
+        worst = none_better(history, self.level, 5)
+        if 2 * len(names) < len(gains.sites) or len(names) < 2 or worst is None:
             return
         greatest = float(means.first[there].max())
         message = (
@@ -228,14 +226,12 @@ class BadInit(Check):
 
     def _steep(self, record: StepRecord, history: History) -> Iterable[Finding]:
         depth, gains = history.run("gain.depth"), history.at_sites("parameter.initial_gain")
-        over = history.at_sites("loss.over_constant")
         if not len(gains.steps) or not depth.first >= self.steep:
             return
-        shares = [no_better(history, site, self.level, 5) for site in over.sites]
-        worst = min((math.inf if share is None else share for share in shares), default=math.inf)
+        worst = none_better(history, self.level, 5)
         order = np.argsort(-np.nan_to_num(gains.first), kind="stable")
         names = tuple(gains.sites[index] for index in order if gains.first[index] >= self.usual)
-        if None in shares or not math.isfinite(worst):
+        if worst is None:
             return
         message = (
             f"at the first step the gradient grew {number(math.exp(min(depth.first, 700.0)))}-fold from the last layer "

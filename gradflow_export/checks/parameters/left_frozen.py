@@ -10,7 +10,7 @@ import numpy as np
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, some
-from gradflow_export.rules.evidence import no_better, still_falls
+from gradflow_export.rules.evidence import none_better, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import connections, owner
 
@@ -145,15 +145,14 @@ class LeftFrozen(Check):
 
     def _as_drawn(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Find weights that are frozen as they were drawn, where the loss does not get better than a constant's."""
-        peaks, levels = history.at_sites("parameter.frozen_peak"), history.at_sites("loss.over_constant").sites
+        peaks = history.at_sites("parameter.frozen_peak")
         if not len(peaks.steps) or record.step < self.harmed:
             return ()
         low, high = self.drawn
         drawn = peaks.present[-1] & (peaks.values[-1] >= low) & (peaks.values[-1] <= high)
         names = self._used(history, [peaks.sites[index] for index in np.flatnonzero(drawn)])
         others = self._used(history, [peaks.sites[index] for index in np.flatnonzero(~drawn)])
-        known = levels and all(no_better(history, site, 0.9, 3) for site in levels)
-        if len(names) <= len(others) or not known or still_falls(history):
+        if len(names) <= len(others) or none_better(history, 0.9, 3) is None or still_falls(history):
             return ()
         message = (
             f"{len(names)} weights ({some(names)}) are frozen and spread evenly within a bound, as they were drawn: "
