@@ -114,6 +114,11 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice="name the dimension that is chosen from, softmax(dim=1) for the places of inputs [N, places, ...]; "
             "the first one is the batch.",
         ),
+        known.OVER_QUERIES: _Told(
+            message="A softmax of attention runs over its {0} queries instead of the keys: the weights with which a "
+            "query sums up values do not add up to 1, and depend on the other queries.",
+            advice="scores [..., queries, keys] take softmax(dim=-1).",
+        ),
         known.SWAPPED: _Told(
             message="The binary cross-entropy is given predictions in the place of targets: what it takes for "
             "predictions has no gradient, and the loss is linear in what the model says.",
@@ -362,7 +367,7 @@ def _greatest(history: History) -> list[float]:
 
 def _finding(site: str, value: float, threshold: float, layers: tuple[str, ...]) -> Finding:
     message, advice = _TOLD[site]
-    places = {known.TARGETS_NO_SHARE: ("target",), known.OVER_SAMPLES: layers}
+    places = {known.TARGETS_NO_SHARE: ("target",), known.OVER_SAMPLES: layers, known.OVER_QUERIES: layers}
     return Finding(
         IssueType.WRONG_LOSS,
         Severity.MEDIUM if site in _LESSER else Severity.HIGH,

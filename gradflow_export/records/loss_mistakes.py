@@ -18,6 +18,7 @@ SOFTMAX_OF_ONE = "softmax over one class"
 SOFTMAX_OVER_BATCH = "softmax over the batch"
 OVER_POSITIONS = "softmax over positions"
 OVER_SAMPLES = "softmax over the samples within the model"
+OVER_QUERIES = "attention that is shared out over the queries"
 SWAPPED = "predictions and targets swapped"
 TWICE = "probabilities of probabilities"
 POSITIONS_MIXED = "classes of several positions"
@@ -59,6 +60,7 @@ MISTAKES = (
     SOFTMAX_OVER_BATCH,
     OVER_POSITIONS,
     OVER_SAMPLES,
+    OVER_QUERIES,
     SWAPPED,
     TWICE,
     POSITIONS_MIXED,

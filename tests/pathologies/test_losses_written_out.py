@@ -159,3 +159,23 @@ def test_a_teacher_that_learns_from_its_student(given):
 
     found = [issue.cause for issue in run(model, loss, classes, steps=8)[0].issues]
     assert ("predictions drawn together alone" in found) is not given
+
+
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_attention_written_out_whose_weights_add_up_over_the_queries(dim):
+    """What a query sums up is weighed by shares of its own; weights that are used the other way round are in order."""
+
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.look, self.head = nn.Linear(3, 12), nn.Linear(12, 36), nn.Linear(12, 3)
+
+        def forward(self, x):
+            query, key, value = self.look(self.enter(x)).chunk(3, dim=-1)
+            seen = (query @ key.transpose(1, 2)).softmax(dim) @ value
+            turned = (key @ query.transpose(1, 2)).softmax(-2).transpose(1, 2) @ value
+            return self.head((seen + turned).mean(1))
+
+    torch.manual_seed(0)
+    found = run(Attends(), F.cross_entropy, lambda: (torch.randn(48, 5, 3), torch.randint(3, (48,))), steps=8)[0].issues
+    assert ("attention that is shared out over the queries" in {issue.cause for issue in found}) is (dim == -2)
