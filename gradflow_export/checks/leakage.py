@@ -251,6 +251,28 @@ def across_samples(term: Term, graph: Graph, names: Mapping[int, str]) -> dict[s
     return out
 
 
+def across_queries(graph: Graph, names: Mapping[int, str]) -> dict[str, float]:
+    """Return the layers whose attention weighs what it sums up by shares that add up over the queries, not the keys.
+
+    Shares that are used the other way round, turned or divided by their sum before, are in order.
+
+    Args:
+        graph: All that is behind a loss.
+        names: Names of modules by the ``id`` of their parameters.
+    """
+    out: dict[str, float] = {}
+    for node in graph.nodes:
+        shape = shape_of(node) if kind_of(node) in {Op.SOFTMAX, Op.SAFE_SOFTMAX} else ()
+        here = node
+        if len(shape) < 3 or dim_of(node) != len(shape) - 2 or min(shape[-2:]) < 2 or not is_product(below(node)):
+            continue
+        while len(takers := graph.takers.get(here, [])) == 1 and kind_of(takers[0]) in _PASSING:
+            here = takers[0]
+        if len(takers) == 1 and kind_of(takers[0]) == Op.BMM and below(takers[0]) is here:
+            out[_owner_below(node, names)] = float(shape[-2])
+    return out
+
+
 def _data(node: Node) -> Tensor | None:
     """Return what enters a layer and was made by no other."""
     if kind_of(node) in _EMBEDDINGS:

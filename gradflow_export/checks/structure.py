@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from gradflow_export.autograd_graph.loss_graph import terms_of
 from gradflow_export.checks.detached import Draws, cut_off
 from gradflow_export.checks.layers.discarded import Activations
-from gradflow_export.checks.leakage import across_samples, graph_behind, samples_of
+from gradflow_export.checks.leakage import across_queries, across_samples, graph_behind, samples_of
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.members import members
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.instruments.base import Instrument, Setting
-from gradflow_export.records.loss_mistakes import OVER_SAMPLES
+from gradflow_export.records.loss_mistakes import OVER_QUERIES, OVER_SAMPLES
 
 LOOKS = 8
 """Sampled steps that are looked at: structure seldom changes."""
@@ -111,8 +111,10 @@ class StructureInstrument(Instrument):
         with torch.no_grad():
             self._activations.read(graph, names)
             self._cut.update(cut_off(graph, names, self._draws))
+            found = [(OVER_QUERIES, across_queries(graph, owners))]
             for term in terms_of(root)[0]:
                 self._out.extend(samples_of(term, graph, owners, backwards))
-                mixed = across_samples(term, graph, owners)
+                found.append((OVER_SAMPLES, across_samples(term, graph, owners)))
+            for mistake, mixed in found:
                 if mixed:
-                    self._out.append(Clue.by_layer(f"mistake.{OVER_SAMPLES}", mixed))
+                    self._out.append(Clue.by_layer(f"mistake.{mistake}", mixed))

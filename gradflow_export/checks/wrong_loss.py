@@ -114,6 +114,11 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice="name the dimension that is chosen from, softmax(dim=1) for the places of inputs [N, places, ...]; "
             "the first one is the batch.",
         ),
+        known.OVER_QUERIES: _Told(
+            message="A softmax of attention runs over its {0} queries instead of the keys: the weights with which a "
+            "query sums up values do not add up to 1, and depend on the other queries.",
+            advice="scores [..., queries, keys] take softmax(dim=-1).",
+        ),
         known.SWAPPED: _Told(
             message="The binary cross-entropy is given predictions in the place of targets: what it takes for "
             "predictions has no gradient, and the loss is linear in what the model says.",
@@ -239,6 +244,12 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice="take one side as given: loss = criterion(student, teacher.detach()), with the teacher left out of "
             "the optimizer; or add what holds samples apart, such as targets, negatives or a term on the variance.",
         ),
+        known.WITH_ITSELF: _Told(
+            message="The loss takes the distance of two outputs that are equal to the bit in every batch: this part of "
+            "it is 0, and draws nothing together.",
+            advice="look at how pairs are drawn: a positive is another sample of the class, or another view of it; "
+            "print((anchor == positive).all()).",
+        ),
     }
 )
 
@@ -355,7 +366,7 @@ def _greatest(history: History) -> list[float]:
 
 def _finding(site: str, value: float, threshold: float, layers: tuple[str, ...]) -> Finding:
     message, advice = _TOLD[site]
-    places = {known.TARGETS_NO_SHARE: ("target",), known.OVER_SAMPLES: layers}
+    places = {known.TARGETS_NO_SHARE: ("target",), known.OVER_SAMPLES: layers, known.OVER_QUERIES: layers}
     return Finding(
         IssueType.WRONG_LOSS,
         Severity.MEDIUM if site in _LESSER else Severity.HIGH,

@@ -18,6 +18,7 @@ SOFTMAX_OF_ONE = "softmax over one class"
 SOFTMAX_OVER_BATCH = "softmax over the batch"
 OVER_POSITIONS = "softmax over positions"
 OVER_SAMPLES = "softmax over the samples within the model"
+OVER_QUERIES = "attention that is shared out over the queries"
 SWAPPED = "predictions and targets swapped"
 TWICE = "probabilities of probabilities"
 POSITIONS_MIXED = "classes of several positions"
@@ -40,6 +41,7 @@ UNLIKELY = "log-probabilities without a minus"
 WITHOUT_BOUND = "scale without balance"
 WEIGHTS_TURNED = "weights of classes turned round"
 DRAWN_TOGETHER = "predictions drawn together alone"
+WITH_ITSELF = "output compared with itself"
 
 MISTAKES = (
     SOFTMAX_BEFORE_CE,
@@ -58,6 +60,7 @@ MISTAKES = (
     SOFTMAX_OVER_BATCH,
     OVER_POSITIONS,
     OVER_SAMPLES,
+    OVER_QUERIES,
     SWAPPED,
     TWICE,
     POSITIONS_MIXED,
@@ -80,5 +83,6 @@ MISTAKES = (
     WITHOUT_BOUND,
     WEIGHTS_TURNED,
     DRAWN_TOGETHER,
+    WITH_ITSELF,
 )
 """All of them."""

@@ -105,7 +105,7 @@ class RankBottleneck(Rule):
     Where the layers after it span fewer directions still, the network narrows down to an answer, as pooling and few
     classes make it: that is a bottleneck only where the loss was read and is stuck.
     Once the loss is solved, a small rank is what classification ends in (Papyan et al. 2020, PNAS 117), and the rule is
-    silent.
+    silent. A layer that began at 0 gains its directions one by one, and has a way around it, or nothing would learn.
 
     Source: effective rank, Roy and Vetterli 2007, EUSIPCO.
 
@@ -124,7 +124,7 @@ class RankBottleneck(Rule):
 
     name: ClassVar[str] = "bottleneck-rank"
     needs: ClassVar[tuple[str, ...]] = ("block.effective_rank",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "parameter.initial_gain")
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -133,7 +133,9 @@ class RankBottleneck(Rule):
             return ()
         waist = self.waist if history.run("loss").count and not stuck(history, record.step) else 0.0
         found = (self._judge(record, links, waist) for links in chains(record, "block.effective_rank"))
-        return tuple(finding for finding in found if finding is not None)
+        gains = history.at_sites("parameter.initial_gain")
+        blank = {owner(site) for site, gain in zip(gains.sites, gains.first.tolist(), strict=True) if gain == 0.0}
+        return tuple(finding for finding in found if finding is not None and blank.isdisjoint(finding.layers))
 
     def refuted(self, issue: Issue, history: History) -> bool:
         """Whether the loss is solved: ranks are read more rarely."""

@@ -11,7 +11,7 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import fall, no_better, past, supervised
+from gradflow_export.rules.evidence import constant_level, fall, none_better, past, supervised
 from gradflow_export.rules.history import History
 
 _CAUSES = (
@@ -140,7 +140,10 @@ class Diverging(Rule):
         away, since = every[left:], int(steps[min(left, len(steps) - 1)])
         if start - best < max(self.deviations * noise, 0.3 * start) or len(away) < 3:
             return ()
-        if steps[-1] - since < max(self.away, since / 2) or fall(away[len(away) // 3 :]) >= 2.5:
+        if steps[-1] - since < max(self.away, since / 2):
+            return ()
+        # A loss above the best constant's comes down to it by saying less: nothing is learned by that.
+        if fall(np.fmin(away[len(away) // 3 :], constant_level(history))) >= 2.5:
             return ()
         now = median(loss.values[loss.steps >= since][-self.lasting // 2 :])
         return (
@@ -165,12 +168,11 @@ class Diverging(Rule):
 
     def _forgot(self, history: History) -> float | None:
         """Return the least loss against the best constant, where every one is no better than that; else ``None``."""
-        known, sites = history.at_sites("loss.known"), history.at_sites("loss.over_constant").sites
-        alone = history.run("loss.over_constant").count
+        known = history.at_sites("loss.known")
         if not supervised(history) or not bool((known.values[known.present] > 0).all()):
             return None
-        shares = [no_better(history, site, self.forgotten, 2) for site in (*sites, *([RUN_SITE] if alone else ()))]
-        return min((share for share in shares if share is not None), default=None) if None not in shares else None
+        level = median(history.run("loss").values[-10:]) / constant_level(history)
+        return none_better(history, self.forgotten, 1 if level >= self.forgotten else 2)  # one batch may be an odd one
 
     def _rate(self, history: History, since: int) -> str:
         """Return what to say of a learning rate that changed while the loss was lost, with a comma."""

@@ -115,15 +115,36 @@ def no_better(history: History, site: str, level: float, readings: int) -> float
 
 
 def none_better(history: History, level: float, readings: int) -> float | None:
-    """Return the least loss against the best constant where :func:`no_better` holds of every layer's, else ``None``.
+    """Return the least loss against the best constant where every one is at ``level`` or above, else ``None``.
 
     Args:
         history: Holds ``loss.over_constant``.
-        level: Least share of the best constant's loss.
-        readings: How many readings are looked at.
+        level: As for :func:`no_better`.
+        readings: As for :func:`no_better`.
     """
-    shares = [no_better(history, site, level, readings) for site in history.at_sites("loss.over_constant").sites]
+    alone = (RUN_SITE,) if history.run("loss.over_constant").count else ()
+    shares = [no_better(history, s, level, readings) for s in (*history.at_sites("loss.over_constant").sites, *alone)]
     return None if None in shares else min((share for share in shares if share is not None), default=None)
+
+
+def constant_level(history: History, alike: float = 1.2) -> float:
+    """Return the loss of the best constant answer, which is read now and then, to hold the loss of every step against.
+
+    Args:
+        history: Holds ``loss`` and ``loss.over_constant``.
+        alike: Greatest ratio of what the last readings of both say: beyond it the data change, or the loss is more than
+            what is known of it.
+
+    Returns:
+        Unit: that of the loss. NaN where there are several losses, or none is known.
+    """
+    loss, series = history.run("loss"), history.at_sites("loss.over_constant")
+    if len(series.sites) != 1:
+        return math.nan
+    known = dict(zip(series.steps.tolist(), series.values[:, 0].tolist(), strict=True))
+    pairs = zip(loss.steps.tolist(), loss.values.tolist(), strict=True)
+    levels = [value / known[step] for step, value in pairs if known.get(step, 0.0) > 0][-5:]
+    return median(np.array(levels)) if len(levels) > 1 and 0 < max(levels) <= alike * min(levels) else math.nan
 
 
 def supervised(history: History) -> bool:

@@ -10,13 +10,13 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import none_better, still_falls
+from gradflow_export.rules.evidence import constant_level, still_falls
 from gradflow_export.rules.history import History
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightDecay(Rule):
-    """Find runs that learn nothing, in which half of the weights lose half of their size within a few hundred steps.
+    """Find runs that learn little, in which half of the weights lose half of their size within a few hundred steps.
 
     What is learned moves weights here and there; only decay shrinks all of them together, and so fast only where it is
     the greater part of each step. A usual decay halves a weight that nothing else moves in ten thousand steps. Weights
@@ -27,19 +27,20 @@ class WeightDecay(Rule):
         steps: Steps within which it does.
         share: Least share of the weights.
         usual: Least and greatest gain with which the weights that are judged begin.
-        level: Share of the best constant's loss that counts as no better.
+        level: Least share of the best constant's loss that is left.
+        patience: Losses, which are read at every step.
     """
 
     shrunk: float = 0.5
     steps: int = 500
     share: float = 0.5
     usual: tuple[float, float] = (0.1, 4.0)
-    level: float = 0.9
-    patience: int = 2
+    level: float = 0.6
+    patience: int = 3
     heal: int = 1000
 
     name: ClassVar[str] = "weight-decay"
-    needs: ClassVar[tuple[str, ...]] = ("parameter.weight_norm",)
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
         "loss.over_constant",
@@ -48,20 +49,22 @@ class WeightDecay(Rule):
     )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the sizes of the weights in this record."""
-        if record.step > self.steps or none_better(history, self.level, 5) is None or still_falls(history):
+        """Judge the last sizes of the weights that were read."""
+        if not median(history.run("loss").values[-5:]) >= self.level * constant_level(history):
             return ()
         sizes, gains = history.at_sites("parameter.weight_norm"), history.at_sites("parameter.initial_gain")
         known = dict(zip(gains.sites, gains.first.tolist(), strict=True))
         low, high = self.usual
         columns = [index for index, site in enumerate(sizes.sites) if low <= known.get(site, 0.0) <= high]
-        if not columns:
+        near = sizes.steps >= record.step - self.steps
+        if not columns or not near.any():
             return ()
-        now, begun = sizes.values[-1, columns].astype(np.float64), sizes.first[columns].astype(np.float64)
+        past = np.where(sizes.present, sizes.values, 0.0)[near][:, columns].astype(np.float64)
+        now, begun = past[-1], past.max(axis=0)
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)
         left = np.where(told, now / np.where(told, begun, 1.0), 1.0)
         share, typical = float((left <= self.shrunk).mean()), median(left)
-        if share < self.share:
+        if share < self.share or still_falls(history):
             return ()
         return (
             Finding(
@@ -70,11 +73,11 @@ class WeightDecay(Rule):
                 ("",),
                 typical,
                 self.shrunk,
-                f"{number(100 * share)} % of the weights lost half of their size or more within {record.step} steps "
+                f"{number(100 * share)} % of the weights lost half of their size or more within {self.steps} steps "
                 f"(typically {number(typical)} is left): they are pulled to 0 faster than they learn.",
                 "lower weight_decay: 0.01 is usual for AdamW, 1e-4 for SGD and Adam; or the factor of a penalty on the "
                 "weights in the loss.",
-                since=1,
+                since=int(sizes.steps[near][0]),
                 cause="weights decay",
                 origin="weights decay",
                 follows_from=(IssueType.BAD_INIT, IssueType.DATA_SCALE),

@@ -132,6 +132,21 @@ def test_an_activation_before_a_difference_bounds_it():
     assert IssueType.WRONG_LOSS in {issue.issue_type for issue in exporter.issues}
 
 
+@pytest.mark.parametrize("apart", [lambda a, b: ((a - b) ** 2).sum(1), F.pairwise_distance], ids=["squares", "norm"])
+def test_a_positive_that_is_the_anchor(apart):
+    """The distance of a sample from itself is 0 whatever the model says; from another one of its class it is not."""
+    for itself in (True, False):
+        torch.manual_seed(0)
+        model = net()
+
+        def loss(out, _, model=model, itself=itself):
+            positive = out.clone() if itself else model(classes()[0])
+            return F.relu(apart(out, positive) - apart(out, out.roll(1, 0)) + 1.0).mean()
+
+        found = [issue.cause for issue in run(model, loss, classes, steps=8)[0].issues]
+        assert ("output compared with itself" in found) is itself
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_a_teacher_that_learns_from_its_student(given):
     """Two networks that are only drawn together are told; one that is taken as given is in order."""
@@ -144,3 +159,23 @@ def test_a_teacher_that_learns_from_its_student(given):
 
     found = [issue.cause for issue in run(model, loss, classes, steps=8)[0].issues]
     assert ("predictions drawn together alone" in found) is not given
+
+
+@pytest.mark.parametrize("dim", [-1, -2])
+def test_attention_written_out_whose_weights_add_up_over_the_queries(dim):
+    """What a query sums up is weighed by shares of its own; weights that are used the other way round are in order."""
+
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.look, self.head = nn.Linear(3, 12), nn.Linear(12, 36), nn.Linear(12, 3)
+
+        def forward(self, x):
+            query, key, value = self.look(self.enter(x)).chunk(3, dim=-1)
+            seen = (query @ key.transpose(1, 2)).softmax(dim) @ value
+            turned = (key @ query.transpose(1, 2)).softmax(-2).transpose(1, 2) @ value
+            return self.head((seen + turned).mean(1))
+
+    torch.manual_seed(0)
+    found = run(Attends(), F.cross_entropy, lambda: (torch.randn(48, 5, 3), torch.randint(3, (48,))), steps=8)[0].issues
+    assert ("attention that is shared out over the queries" in {issue.cause for issue in found}) is (dim == -2)

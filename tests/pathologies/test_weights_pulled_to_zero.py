@@ -10,10 +10,11 @@ from torch.nn import functional as F
 from gradflow_export import Exporter, IssueType, MemoryWriter
 
 
-def trained(model, optimizer, steps=120):
+def trained(model, optimizer, steps=120, before=lambda _step: None):
     """Train on three classes; return the issues."""
     with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True).watch() as exporter:
-        for _ in range(steps):
+        for step in range(steps):
+            before(step)
             y = torch.randint(3, (32,))
             x = torch.randn(32, 6) + 2.0 * F.one_hot(y, 6)
             optimizer.zero_grad()
@@ -34,6 +35,18 @@ def test_weights_that_decay_faster_than_they_learn_are_told():
     """Decay that is the greater part of each step pulls everything to 0, and nothing is learned."""
     model = net()
     issues = trained(model, torch.optim.SGD(model.parameters(), lr=0.05, weight_decay=0.5))
+    assert "weights decay" in {issue.cause for issue in issues}
+
+
+def test_weights_that_begin_to_decay_late_are_told_as_well():
+    """What was learned goes with them."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def grow(step):
+        optimizer.param_groups[0]["weight_decay"] = 0.5 if step > 150 else 0.0
+
+    issues = trained(model, optimizer, steps=230, before=grow)
     assert "weights decay" in {issue.cause for issue in issues}
 
 

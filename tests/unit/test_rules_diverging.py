@@ -99,6 +99,13 @@ def test_learning_that_is_lost_is_told_with_the_step(steps):
     assert f"since step {issue.step}" in issue.message
 
 
+def test_a_loss_that_comes_down_to_a_constants_has_learned_nothing_by_that():
+    """Wrong answers become cautious ones; below the level of a constant a fall is one."""
+    (issue,) = relapse(lambda t: 2.31 + 1.2 * 0.98**t, range(1, 385))
+    assert issue.cause == "learning lost"
+    assert not relapse(lambda t: 2.31 * 0.998**t, range(1, 385))
+
+
 def test_learning_that_comes_back_is_not_lost():
     """Other tasks are learned in turn, harder data leave something; what is no answer to a question may rise."""
     assert not relapse(lambda t: 2.31 * 0.98 ** (t % 200))

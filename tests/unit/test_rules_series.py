@@ -213,6 +213,13 @@ def test_first_rank_drop_is_the_bottleneck():
     assert not judged(RankBottleneck(), repeat(3, block__effective_rank=named([3.9, 0.5, 0.5]))).issues
 
 
+def test_a_layer_that_begins_at_zero_gains_its_directions_one_by_one():
+    """As the last layer of an adapter does, which has a way around it."""
+    gains = {"blocks.0.weight": 0.6, "blocks.1.weight": 0.0}
+    ranks = repeat(3, block__effective_rank=named([20, 1, 1]), parameter__initial_gain=gains)
+    assert not judged(RankBottleneck(), ranks).issues
+
+
 def test_a_network_that_narrows_down_to_its_answer_is_no_bottleneck_unless_the_loss_is_stuck():
     """Pooling and few classes go on narrowing; a waist before wider layers is one whatever the loss does."""
 
