@@ -40,6 +40,7 @@ UNLIKELY = "log-probabilities without a minus"
 WITHOUT_BOUND = "scale without balance"
 WEIGHTS_TURNED = "weights of classes turned round"
 DRAWN_TOGETHER = "predictions drawn together alone"
+OWN_POSITIVES = "samples that are their own positives"
 
 MISTAKES = (
     SOFTMAX_BEFORE_CE,
@@ -80,5 +81,6 @@ MISTAKES = (
     WITHOUT_BOUND,
     WEIGHTS_TURNED,
     DRAWN_TOGETHER,
+    OWN_POSITIVES,
 )
 """All of them."""
