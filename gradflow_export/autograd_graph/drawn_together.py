@@ -1,9 +1,10 @@
-"""Losses that do nothing but draw two predictions together, with nothing that holds samples apart."""
+"""Losses that do nothing but draw two predictions together: of two networks, or of each sample and itself."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from gradflow_export.autograd_graph.layer_graph import NORMALISATIONS
@@ -14,7 +15,7 @@ from gradflow_export.hooks.backward_listener import saved
 
 Node = Any
 
-_NEAR, _WHOLE = 96, 20_000
+_NEAR, _WHOLE, _FEW = 96, 20_000, 8
 _COMPARES = frozenset((Op.MSE_LOSS, Op.MUL, Op.SMOOTH_L1_LOSS))
 _SIZES = frozenset((Op.ABS, Op.LINALG_VECTOR_NORM, Op.POW))
 _ACTIVATIONS = frozenset((Op.CLAMP_MIN, Op.LOG_SOFTMAX, Op.SIGMOID, Op.SOFTMAX, Op.TANH))
@@ -52,9 +53,43 @@ def drawn_together(root: Any) -> Node:
     # A difference alone is no distance: a critic scores what is real above what is not.
     compares = [node for node in ends if kind_of(node) in _COMPARES]
     compares += [below(node) for node in ends if kind_of(node) in _SIZES and kind_of(below(node)) == Op.SUB]
+    logarithms = (node for node in ends if {kind_of(each) for each in sources(node)} == {Op.LOG_SOFTMAX})
+    compares += [node for node in logarithms if kind_of(node) == Op.SUB]  # as a divergence holds it
     compared = ([ends[each] for each in sources(node)] for node in compares)
     apart = [sides for sides in compared if len(sides) == 2 and all(sides) and sides[0].isdisjoint(sides[1])]
     return next(iter(apart[0][0])) if apart and not _differentiates_inputs(root.grad_fn) else None
+
+
+def own_positives(root: Any) -> Node:
+    """Return the product of a contrastive loss in which each sample is its own positive, ``None`` for other losses.
+
+    Both sides of the product are equal bit for bit, and the entry on the diagonal is the class of each row. As one part
+    of a loss this holds samples apart on purpose; as all of it, it takes away what two views differ in.
+
+    Args:
+        root: A scalar with a graph, before its backward pass.
+    """
+    waiting, products = [root.grad_fn], []
+    for _ in range(_FEW):
+        if not waiting:
+            break
+        node = waiting.pop()
+        if kind_of(node) != Op.NLL_LOSS:
+            if kind_of(node) not in _SUMS | {Op.MUL} or _takes_from_outside(node):
+                return None
+            waiting += sources(node)
+            continue
+        targets, made = saved(node, "target"), below(node)
+        while kind_of(made) in SHAPES | {Op.DIV, Op.LOG_SOFTMAX, Op.MUL}:
+            made = below(made)
+        one, other = saved(made, "self"), saved(made, "mat2")
+        if kind_of(made) != Op.MM or targets is None or one is None or other is None or one.device.type != "cpu":
+            return None
+        own = targets.equal(torch.arange(len(one))) and one.equal(other.T) and not one.equal(one.roll(1, 0))
+        if not own or len(one) < _FEW:
+            return None
+        products.append(made)
+    return products[0] if products and not waiting else None
 
 
 def _differentiates_inputs(root: Node) -> bool:

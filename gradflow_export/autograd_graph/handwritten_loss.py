@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gradflow_export.autograd_graph.drawn_together import drawn_together
+from gradflow_export.autograd_graph.drawn_together import drawn_together, own_positives
 from gradflow_export.autograd_graph.loss_balance import scales_that_fall
 from gradflow_export.autograd_graph.loss_domain import sign_of
 from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, dim_of, factor_of, shape_of
@@ -22,6 +22,7 @@ from gradflow_export.records.loss_mistakes import (
     FOCAL_OF_MEAN,
     OVER_POSITIONS,
     OVERLAP_MINIMISED,
+    OWN_POSITIVES,
     RATES_IN_POISSON,
     SCORES_IN_LOGARITHM,
     SCORES_IN_OVERLAP,
@@ -42,6 +43,7 @@ _LINEAR = SHAPES | frozenset(
     [
         Op.ADD,
         Op.CAT,
+        Op.DIAGONAL,
         Op.DIV,
         Op.GATHER,
         Op.MASKED_FILL,
@@ -108,8 +110,8 @@ def forms_of(root: Any) -> list[Form]:
                 # Only what is averaged over everything at once was not meant to be a table of pairs.
                 entire = whole and (kind not in {Op.MEAN, Op.SUM} or shape_of(node) == ())
                 waiting.append((source, turned, entire, bare and turned != 0.0 and kind not in {Op.DIV, Op.MUL}))
-    wholes = {WITHOUT_BOUND: scales_that_fall(root), DRAWN_TOGETHER: drawn_together(root)}
-    return [*found, *((mistake, 1.0, node) for mistake, node in wholes.items() if node is not None)]
+    wholes = ((WITHOUT_BOUND, scales_that_fall), (DRAWN_TOGETHER, drawn_together), (OWN_POSITIVES, own_positives))
+    return [*found, *((mistake, 1.0, node) for mistake, look in wholes if (node := look(root)) is not None)]
 
 
 def _form(node: Node, kind: str, sign: float) -> Form | None:
@@ -237,15 +239,15 @@ def _chosen(node: Node) -> Form | None:
 
 def _cosines(node: Node) -> Form | None:
     """Return a cross-entropy of cosines, of features with a weight for each class or scaled down, which stay small."""
-    softmax = _bare(below(node))
-    shape, dim = shape_of(softmax), dim_of(softmax)
-    product, scale = _scaled(_bare(below(softmax))) if kind_of(softmax) == Op.LOG_SOFTMAX else (None, 1.0)
-    if dim is None or kind_of(product) not in {Op.LINEAR, Op.MM} or scale > 1.0:
+    softmax = _bare(below(node)) if kind_of(node) == Op.NLL_LOSS else node
+    product, scale = _scaled(_bare(below(softmax)))
+    if kind_of(softmax) not in {Op.LOGSUMEXP, Op.LOG_SOFTMAX} or kind_of(product) not in {Op.LINEAR, Op.MM}:
         return None
     sides = [_bare(below(product, index)) for index in (0, 1)]
     whole = [_bare(below(side)) for side in sides if _is_normalised(side)]
-    classes = shape[dim]
-    if len(whole) != 2 or classes < 4 or not (scale < 1.0 or any(hasattr(side, "variable") for side in whole)):
+    classes = shape_of(product)[-1]
+    small = scale < 1.0 or (scale == 1.0 and any(hasattr(side, "variable") for side in whole))
+    if len(whole) != 2 or classes < 4 or not small:
         return None
     return COSINES_IN_CE, math.log1p((classes - 1) * math.exp(-2.0 * scale)), product
 
@@ -394,7 +396,8 @@ _LOOKS: Mapping[str, tuple[Callable[[Node], Form | None], ...]] = MappingProxyTy
         Op.CTC_LOSS: (_unaligned,),
         Op.LINALG_VECTOR_NORM: (_with_itself,),
         Op.LOG: (_written,),
-        Op.LOG_SOFTMAX: (_log_softmax,),
+        Op.LOGSUMEXP: (_cosines,),
+        Op.LOG_SOFTMAX: (_log_softmax, _cosines),
         Op.MUL: (_with_itself, _logarithm, _focal),
         Op.NLL_LOSS: (_chosen, _cosines),
         Op.NLL_LOSS_2D: (_chosen,),

@@ -163,6 +163,20 @@ def layers_behind(node: Node, names: Mapping[int, str]) -> Layers:
     return out
 
 
+def calls_of(layers: Layers, name: str) -> list[Tensor]:
+    """Return what entered a layer from outside the model, once for each call; inputs may require a gradient."""
+    made = ((node, *LAYERS[kind_of(node)][:2]) for node, each in layers.made if each == name)
+    entered = (saved(node, held) for node, held, data in made if kind_of(below(node, data)) in {"", Op.LEAF})
+    return [each for each in entered if each is not None]
+
+
+def widest(first: list[FirstLayer]) -> FirstLayer | None:
+    """Return the layer that most numbers enter, of those whose input is known."""
+    known = [layer for layer in first if layer.entered is not None and layer.entered.numel()]
+    chosen = max(known, key=lambda layer: layer.entered.numel(), default=None)  # type: ignore[union-attr]
+    return chosen or (first[0] if first else None)
+
+
 def _enter(
     node: Node, after: str, row: tuple[Straight, ...], names: Mapping[int, str], out: Layers
 ) -> tuple[list[Node], tuple[Straight, ...]]:

@@ -47,6 +47,7 @@ class Op:
     CTC_LOSS: Final = "CtcLoss"
     CUDNN_BATCH_NORM: Final = "CudnnBatchNorm"
     CUDNN_RNN: Final = "CudnnRnn"
+    DIAGONAL: Final = "Diagonal"
     DIV: Final = "Div"
     ELU: Final = "Elu"
     EMBEDDING: Final = "Embedding"
@@ -158,7 +159,7 @@ def kind_of(node: Node) -> str:
 
 @functools.lru_cache(maxsize=1024)  # there are few, and they are asked for thousands of times in one graph
 def _kind(name: str) -> str:
-    kind, _, number = name.rpartition("Backward")
+    kind, _, number = name.removesuffix("_copy").rpartition("Backward")
     return kind if number.isdecimal() else name
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from gradflow_export.autograd_graph.answers import Answer, Answers
 from gradflow_export.autograd_graph.handwritten_loss import forms_of
-from gradflow_export.autograd_graph.layer_graph import FirstLayer, Layers, layers_behind
+from gradflow_export.autograd_graph.layer_graph import FirstLayer, Layers, calls_of, layers_behind, widest
 from gradflow_export.autograd_graph.loss_graph import Term, terms_of
 from gradflow_export.autograd_graph.nodes import sources
 from gradflow_export.checks.batch_pool import Found, Remembered
@@ -132,11 +132,13 @@ class InputInstrument(Instrument):
         with torch.no_grad():
             terms, whole = terms_of(root)
             terms += [Term("soft", node, node, mistakes={site: value}) for site, value, node in forms_of(root)]
-            for term in terms:
+            alone = [_is_alone(root.grad_fn, term.node) for term in terms]
+            every = Layers() if all(alone) else layers_behind(root.grad_fn, names)
+            for term, single in zip(terms, alone, strict=True):
                 layers = layers_behind(term.behind, names)
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 layers.first = _entering(layers.first, states)
-                self._take(term, layers, pairs, whole=whole, single=_is_alone(root.grad_fn, term.node))
+                self._take(term, layers, pairs, every, whole=whole, single=single)
             known = any(term.targets is not None for term in terms)
             for answer in () if known else (each for each in self._answers.given if each.node is not None):
                 layers = layers_behind(answer.node, names)
@@ -169,7 +171,7 @@ class InputInstrument(Instrument):
 
     def _await(self, answer: Answer, layers: Layers, pairs: tuple[Pair, ...]) -> None:
         """Have the gradient of an answer taken to what it was to be, where the loss itself is not known."""
-        first, rows = _widest(layers.first), answer.rows
+        first, rows = widest(layers.first), answer.rows
         entered = None if first is None or first.entered is None else _rows_of(first.entered, len(rows))
         given = None if entered is None or len(entered) != len(rows) else _thinned(entered).to(torch.float32)
         found = Found(
@@ -199,20 +201,24 @@ class InputInstrument(Instrument):
 
         answer.take = take
 
-    def _take(self, term: Term, layers: Layers, pairs: tuple[Pair, ...], *, whole: bool, single: bool) -> None:
-        """Copy rows of one term and of the widest input behind it."""
+    def _take(
+        self, term: Term, layers: Layers, pairs: tuple[Pair, ...], every: Layers, *, whole: bool, single: bool
+    ) -> None:
+        """Copy rows of one term and of the widest input behind it; of ``every`` term, what enters the same layer."""
         if not layers.last and layers.foreign:  # a loss of another network
             return
         written = by_hand(term) if term.predictions is None and term.kind in {"absolute", "squared"} else None
         if written is not None:
             term.predictions, term.targets = written
         count, parts = _pair(term)
-        first = _widest(layers.first)
+        first = widest(layers.first)
         entered = None if first is None or first.entered is None else _rows_of(first.entered, count)
         paired = entered is not None and (not parts or len(entered) == count)
+        calls = [] if first is None else calls_of(every, first.name)
         found = Found(
             kind=term.kind if parts else None,
             logits=term.logits,
+            part=first is not None and len(calls) > len(calls_of(layers, first.name)),
             site=layers.last,
             outputs=parts[0].shape[1] if parts else 0,
             input_site="" if first is None else first.name,
@@ -243,9 +249,10 @@ class InputInstrument(Instrument):
             self._out.append(
                 ClueSample("loss.over_constant", found.site, values.contiguous(), partial(memory.take, found))
             )
-        if rows is not None and not paired and not found.tokens:
+        if rows is not None and (found.part or not paired) and not found.tokens:
             alone = Found(inputs=rows.shape[1], input_site=found.input_site, normalised=found.normalised)
-            values = rows.to(torch.float32).contiguous()
+            given = [part for part in map(_thinned, map(_rows_of, calls)) if part.shape[1] == rows.shape[1]]
+            values = (torch.cat(given) if found.part and given else rows).to(torch.float32).contiguous()
             self._out.append(ClueSample("input.rms", found.input_site, values, partial(self._inputs.take, alone)))
         self._take_last_steps(found, first, parts, paired=paired)
         for metric, apart, analyse in (
@@ -388,9 +395,3 @@ def _entering(first: list[FirstLayer], states: set[int]) -> list[FirstLayer]:
         return entered is not None and entered.device.type == "cpu" and not bool(entered.any())
 
     return [layer for layer in first if layer.weight not in states and not is_blank(layer.entered)] or first
-
-
-def _widest(first: list[FirstLayer]) -> FirstLayer | None:
-    known = [layer for layer in first if layer.entered is not None and layer.entered.numel()]
-    chosen = max(known, key=lambda layer: layer.entered.numel(), default=None)  # type: ignore[union-attr]
-    return chosen or (first[0] if first else None)

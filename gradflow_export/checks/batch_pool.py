@@ -75,6 +75,7 @@ class Found:
         normalised: Whether inputs are normalised in the model.
         reach: What predictions cannot leave.
         run: The longest row of layers without a non-linearity.
+        part: Whether the first layer was given more in this pass, which is judged as a whole elsewhere.
         bends: Whether there is any non-linearity.
         pairs: Layers directly behind each other that could be one.
         idle: Activation modules of a model in whose graph there is none.
@@ -101,6 +102,7 @@ class Found:
     reach: tuple[float, float] = (-math.inf, math.inf)
     run: tuple[Straight, ...] = ()
     pairs: tuple[Pair, ...] = ()
+    part: bool = False
     bends: bool = True
     idle: int = 0
     tokens: bool = False
@@ -163,7 +165,7 @@ class Remembered:
             told["layer.row"] = {straight.name: float(length) for straight in run}
         if found.pairs and found.bends:
             told["layer.merged"] = {name: pair.width for pair in found.pairs for name in (pair.first, pair.second)}
-        if found.inputs and not found.tokens:
+        if found.inputs and not (found.tokens or found.part):
             stats = _statistics(x)
             told.update({metric: {found.input_site: value} for metric, value in stats.items()})
             told["input.normalised"] = {found.input_site: float(found.normalised)}

@@ -250,6 +250,12 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice="look at how pairs are drawn: a positive is another sample of the class, or another view of it; "
             "print((anchor == positive).all()).",
         ),
+        known.OWN_POSITIVES: _Told(
+            message="Each sample of a contrastive loss is its own positive: both sides of a pair are equal to the last "
+            "bit, and nothing is learned of what two views share.",
+            advice="augment twice: one, other = augment(x), augment(x); without augmentation, dropout has to differ "
+            "between the two passes.",
+        ),
     }
 )
 
@@ -260,6 +266,7 @@ _LESSER = frozenset(
         known.DRAWN_TOGETHER,
         known.FOCAL_OF_MEAN,
         known.MANY_LABELS,
+        known.OWN_POSITIVES,
         known.RELU_BEFORE_CE,
         known.WEIGHTS_TURNED,
     )
@@ -335,10 +342,9 @@ class WrongLoss(Check):
 
     def _judged(self, mistake: str, value: float, history: History) -> tuple[float, float] | None:
         """Return the number to tell and what it was judged against, ``None`` where it does not suffice."""
-        if mistake == known.OUT_OF_REACH:
-            return (value, self.reach) if value >= self.reach else None
-        if mistake == known.MANY_LABELS:
-            return (value, self.several) if value >= self.several else None
+        least = {known.OUT_OF_REACH: self.reach, known.MANY_LABELS: self.several}.get(mistake)
+        if least is not None:
+            return (value, least) if value >= least else None
         if mistake == known.RELU_BEFORE_CE:
             past = _past(history, f"mistake.{mistake}")[-self.readings :]
             return (value, self.shut) if len(past) == self.readings and min(past) >= self.shut else None

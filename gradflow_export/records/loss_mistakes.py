@@ -42,6 +42,7 @@ WITHOUT_BOUND = "scale without balance"
 WEIGHTS_TURNED = "weights of classes turned round"
 DRAWN_TOGETHER = "predictions drawn together alone"
 WITH_ITSELF = "output compared with itself"
+OWN_POSITIVES = "samples that are their own positives"
 
 MISTAKES = (
     SOFTMAX_BEFORE_CE,
@@ -84,5 +85,6 @@ MISTAKES = (
     WEIGHTS_TURNED,
     DRAWN_TOGETHER,
     WITH_ITSELF,
+    OWN_POSITIVES,
 )
 """All of them."""

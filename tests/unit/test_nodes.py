@@ -71,6 +71,7 @@ def test_kinds_written_by_hand_are_what_torch_makes():
 
 @pytest.mark.parametrize(("make", "kind"), [
     (F.logsigmoid, Op.LOG_SIGMOID), (lambda x: x.softmax(-1), Op.SOFTMAX), (lambda x: 1.0 - x, Op.RSUB),
+    (lambda x: x.diag(), Op.DIAGONAL),
     (lambda x: x.t(), Op.T), (lambda x: x.relu(), Op.RELU), (lambda x: x.double(), Op.TO_COPY),
     (nn.Linear(4, 2), Op.ADDMM), (lambda x: F.layer_norm(x, (4,)), Op.NATIVE_LAYER_NORM),
     (lambda x: F.cross_entropy(x, torch.zeros(4, dtype=torch.long)), Op.NLL_LOSS), (lambda x: x.round(), Op.ROUND),
