@@ -12,10 +12,12 @@ from gradflow_export.autograd_graph.loss_graph import LAYERS
 from gradflow_export.autograd_graph.loss_shape import SHAPES
 from gradflow_export.autograd_graph.nodes import Op, below, inputs, is_variant, kind_of, sources, sources_in
 from gradflow_export.hooks.backward_listener import saved
+from gradflow_export.records.loss_mistakes import WITH_ITSELF
 
 Node = Any
 
 _NEAR, _WHOLE, _FEW = 96, 20_000, 8
+_EPS = 1e-5
 _COMPARES = frozenset((Op.MSE_LOSS, Op.MUL, Op.SMOOTH_L1_LOSS))
 _SIZES = frozenset((Op.ABS, Op.LINALG_VECTOR_NORM, Op.POW))
 _ACTIVATIONS = frozenset((Op.CLAMP_MIN, Op.LOG_SOFTMAX, Op.SIGMOID, Op.SOFTMAX, Op.TANH))
@@ -90,6 +92,23 @@ def own_positives(root: Any) -> Node:
             return None
         products.append(made)
     return products[0] if products and not waiting else None
+
+
+def with_itself(node: Any) -> tuple[str, float, Node] | None:
+    """Return a distance of two outputs that are equal to the bit, but for the ``eps`` that norms add.
+
+    Args:
+        node: Of the graph of a loss; what it takes the size of.
+
+    Returns:
+        The mistake, its sign, and the layer behind it; ``None`` for what is no such distance.
+    """
+    apart, gap = below(node), saved(node, "self")
+    apart = below(apart) if kind_of(apart) == Op.ADD and below(apart, 1) is None else apart
+    if kind_of(apart) != Op.SUB or len(sources(apart)) < 2 or gap is None or gap.device.type != "cpu":
+        return None
+    alike = gap.numel() > 1 and bool((gap == gap.flatten()[0]).all()) and abs(float(gap.flatten()[0])) <= _EPS
+    return (WITH_ITSELF, 1.0, below(apart)) if alike else None
 
 
 def _differentiates_inputs(root: Node) -> bool:

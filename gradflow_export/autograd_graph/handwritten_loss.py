@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gradflow_export.autograd_graph.drawn_together import drawn_together, own_positives
+from gradflow_export.autograd_graph.drawn_together import drawn_together, own_positives, with_itself
 from gradflow_export.autograd_graph.loss_balance import scales_that_fall
 from gradflow_export.autograd_graph.loss_domain import sign_of
 from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, dim_of, factor_of, shape_of
@@ -30,7 +30,6 @@ from gradflow_export.records.loss_mistakes import (
     SOFTMAX_BEFORE_CE,
     SOFTMAX_OVER_BATCH,
     UNLIKELY,
-    WITH_ITSELF,
     WITHOUT_BOUND,
 )
 
@@ -78,7 +77,6 @@ _BENDS = frozenset(
 )
 _SQUASHED = MappingProxyType({Op.SOFTMAX: SOFTMAX_BEFORE_CE, Op.SIGMOID: SIGMOID_BEFORE_CE})
 _SCORES = frozenset((Op.ADDMM, Op.ADDMV, Op.CONVOLUTION, Op.LINEAR))
-_EPS = 1e-5
 """Greatest number that is added to a difference so that its norm has a derivative."""
 _LIMITS = frozenset((Op.CLAMP, Op.CLAMP_MAX, Op.CLAMP_MIN))
 
@@ -379,30 +377,20 @@ def _rates(node: Node) -> Form | None:
     return (RATES_IN_POISSON, 1.0, made) if same and kind_of(made) in {Op.EXP, Op.RELU, Op.SOFTPLUS} else None
 
 
-def _with_itself(node: Node) -> Form | None:
-    """Return a distance of two outputs that are equal to the bit, but for the ``eps`` that norms add."""
-    apart, gap = below(node), saved(node, "self")
-    apart = below(apart) if kind_of(apart) == Op.ADD and below(apart, 1) is None else apart
-    if kind_of(apart) != Op.SUB or len(sources(apart)) < 2 or gap is None or gap.device.type != "cpu":
-        return None
-    alike = gap.numel() > 1 and bool((gap == gap.flatten()[0]).all()) and abs(float(gap.flatten()[0])) <= _EPS
-    return (WITH_ITSELF, 1.0, below(apart)) if alike else None
-
-
 _LOOKS: Mapping[str, tuple[Callable[[Node], Form | None], ...]] = MappingProxyType(
     {
-        Op.ABS: (_with_itself,),
+        Op.ABS: (with_itself,),
         Op.BINARY_CROSS_ENTROPY: (_clamped,),
         Op.CTC_LOSS: (_unaligned,),
-        Op.LINALG_VECTOR_NORM: (_with_itself,),
+        Op.LINALG_VECTOR_NORM: (with_itself,),
         Op.LOG: (_written,),
         Op.LOGSUMEXP: (_cosines,),
         Op.LOG_SOFTMAX: (_log_softmax, _cosines),
-        Op.MUL: (_with_itself, _logarithm, _focal),
+        Op.MUL: (with_itself, _logarithm, _focal),
         Op.NLL_LOSS: (_chosen, _cosines),
         Op.NLL_LOSS_2D: (_chosen,),
-        Op.NORM: (_with_itself,),
-        Op.POW: (_with_itself,),
+        Op.NORM: (with_itself,),
+        Op.POW: (with_itself,),
         Op.SUB: (_rates,),
     }
 )
