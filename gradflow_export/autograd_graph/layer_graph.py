@@ -232,6 +232,22 @@ def _owner(node: Node, names: Mapping[int, str]) -> str | None:
     return names.get(id(getattr(node, "variable", None))) if kind_of(node) == Op.LEAF else None
 
 
+def entering(first: list[FirstLayer], states: set[int]) -> list[FirstLayer]:
+    """Leave out what a first state of zeros enters, as in every recurrent layer, where anything else enters."""
+
+    def is_blank(entered: Tensor | None) -> bool:  # on a device nothing here waits for
+        return entered is not None and entered.device.type == "cpu" and not bool(entered.any())
+
+    return [layer for layer in first if layer.weight not in states and not is_blank(layer.entered)] or first
+
+
+def widest(first: list[FirstLayer]) -> FirstLayer | None:
+    """Return the layer that most numbers enter, as far as that is known; the first one where it is not."""
+    known = [layer for layer in first if layer.entered is not None and layer.entered.numel()]
+    chosen = max(known, key=lambda layer: layer.entered.numel(), default=None)  # type: ignore[union-attr]
+    return chosen or (first[0] if first else None)
+
+
 def is_straight(node: Node) -> bool:
     """Whether this is an activation that is linear: a slope of 1 on both sides, or limits no number comes to."""
     kind = kind_of(node)
