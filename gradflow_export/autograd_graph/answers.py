@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from gradflow_export.autograd_graph.nodes import walk
+from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.gradient_hooks import TensorHooks
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.module_calls import ModuleCalls, output_tensor
+from gradflow_export.hooks.readings import ClueSample, Drained
 from gradflow_export.metrics.arrays.local import local
 
 MOST_COLUMNS = 256
 """Greatest number of scores of a sample; of more nothing is read."""
 PASSES = 4
 """Calls of the model in one step that are looked at."""
+_FAR = 4_000
+FEW, SOME = 8, 64
+"""Samples that are compared with each other: fewest, and how many of them and of their entries at most."""
+ROUNDING = 1e-6
+"""Difference of equal answers, as a share of the greatest."""
 
 
 class Answer:
@@ -27,20 +37,24 @@ class Answer:
 
     Attributes:
         rows: Each sample, or place, a row of its scores.
+        beside: What entered for some samples, and what the model said of them, for the worker.
         take: Called with its gradient, in the same shape.
     """
 
-    def __init__(self, output: Tensor, rows: Tensor) -> None:
-        # What made it would hold the graph, and with it what the user has let go.
-        self._output = weakref.ref(output)
-        self.rows = rows
+    def __init__(self, output: Tensor, rows: Tensor, beside: Drained) -> None:
+        # What made it would hold the graph, and what the user has let go; the output may be gone before its loss.
+        self._number = torch_private.sequence_number(output.grad_fn)
+        self.rows, self.beside = rows, beside
         self.take: Callable[[Tensor], None] | None = None
 
-    @property
-    def node(self) -> Any:
-        """What made it in the graph; ``None`` once nobody holds it any more."""
-        output = self._output()
-        return None if output is None else output.grad_fn
+    def node_behind(self, root: Any) -> Any:
+        """Return what made it in the graph of a loss, ``None`` where the loss is of something else.
+
+        Args:
+            root: The last node of the loss. What was made before the answer is not looked at.
+        """
+        later = walk([root], into=lambda node: torch_private.sequence_number(node) >= self._number, most=_FAR)
+        return next((node for node in later if torch_private.sequence_number(node) == self._number), None)
 
     def arrives(self, gradient: Tensor) -> None:
         """Hand over the gradient, once."""
@@ -56,12 +70,18 @@ class Answers:
     Args:
         guard: Wraps the hooks.
         code: Of a model that is compiled no call is seen: a hook that comes and goes would have it compiled anew.
+
+    Attributes:
+        given: Answers of this step whose loss has not been seen.
+        used: What stands beside those that a gradient came back to.
     """
 
     def __init__(self, *, guard: Guard = unguarded, code: CompiledCode | None = None) -> None:
         self._guard, self._calls, self._code = guard, ModuleCalls(), code
-        self._hooks = TensorHooks(guard(_arrives))
+        self._hooks = TensorHooks(guard(self._arrives))
         self.given: list[Answer] = []
+        self.used: Drained = []
+        self._questions: list[Tensor] = []
 
     def attach(self, model: nn.Module) -> contextlib.ExitStack:
         """Begin to know the model, of which only a weak reference is kept."""
@@ -77,9 +97,20 @@ class Answers:
 
     def forget(self) -> None:
         """Forget the calls so far."""
-        self.given = []
+        self.given, self.used, self._questions = [], [], []
 
-    def _called(self, _module: nn.Module, _args: Any, output: Any) -> None:
+    def over(self) -> None:
+        """Forget the calls whose loss has been seen."""
+        self.given, self._questions = [], []
+
+    def asked(self, count: int) -> Tensor | None:
+        """Return what the model was last given, a row for each of so many answers; ``None`` where it has other rows."""
+        x = self._questions[-1] if self._questions else torch.empty(0)
+        fits = x.dim() > 0 and x.numel() > 0 and (len(x) == count or x.numel() == count)
+        return x.reshape(count, -1) if fits and not x.is_complex() else None
+
+    def _called(self, _module: nn.Module, args: Any, output: Any) -> None:
+        self._questions = [local(part.detach()) for part in args[:1] if isinstance(part, Tensor)]
         given = output_tensor(output)
         if given is None or given.grad_fn is None or len(self.given) >= PASSES:
             return
@@ -87,14 +118,33 @@ class Answers:
             rows = in_rows(given.detach())
             if rows is None:
                 return
-            answer = Answer(given, rows.clone())
+            answer = Answer(given, rows.clone(), _beside(args, local(given.detach())))
         self._hooks.place(given, answer)
         self.given.append(answer)
 
+    def _arrives(self, answer: Answer, gradient: Tensor) -> None:
+        self.used += answer.beside
+        with torch.no_grad():
+            answer.arrives(gradient)
 
-def _arrives(answer: Answer, gradient: Tensor) -> None:
-    with torch.no_grad():
-        answer.arrives(gradient)
+
+def _beside(args: Any, output: Tensor) -> Drained:
+    """Return some samples as they entered, and what the model said of them, where both are known."""
+    entered = local(args[0].detach()) if args and isinstance(args[0], Tensor) else None
+    if entered is None or not entered.dim() or len(entered) != len(output) or len(output) < FEW or entered.is_complex():
+        return []
+    corners = [part[:SOME].reshape(min(len(part), SOME), -1) for part in (entered, output)]
+    columns = [corner[:, :: max(-(-corner.shape[1] // SOME), 1)].to(output.device, torch.float32) for corner in corners]
+    compare = partial(_alike, columns[0].shape[1])
+    return [ClueSample("answer.alike", "", torch.cat(columns, dim=1).contiguous(), compare)]
+
+
+def _alike(inputs: int, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+    """Return whether all answers are one, to the last digits, to questions that are not."""
+    x, y = values[:, :inputs], values[:, inputs:]
+    if not np.isfinite(y).all() or (x == x[:1]).all():
+        return {}
+    return {"answer.alike": {"": float(np.ptp(y, axis=0).max() <= ROUNDING * np.abs(y).max())}}
 
 
 def in_rows(output: Tensor) -> Tensor | None:

@@ -170,13 +170,6 @@ def calls_of(layers: Layers, name: str) -> list[Tensor]:
     return [each for each in entered if each is not None]
 
 
-def widest(first: list[FirstLayer]) -> FirstLayer | None:
-    """Return the layer that most numbers enter, of those whose input is known."""
-    known = [layer for layer in first if layer.entered is not None and layer.entered.numel()]
-    chosen = max(known, key=lambda layer: layer.entered.numel(), default=None)  # type: ignore[union-attr]
-    return chosen or (first[0] if first else None)
-
-
 def _enter(
     node: Node, after: str, row: tuple[Straight, ...], names: Mapping[int, str], out: Layers
 ) -> tuple[list[Node], tuple[Straight, ...]]:
@@ -244,6 +237,22 @@ def _owner(node: Node, names: Mapping[int, str]) -> str | None:
     while kind_of(node) in _WEIGHT_VIEWS:
         node = below(node)
     return names.get(id(getattr(node, "variable", None))) if kind_of(node) == Op.LEAF else None
+
+
+def entering(first: list[FirstLayer], states: set[int]) -> list[FirstLayer]:
+    """Leave out what a first state of zeros enters, as in every recurrent layer, where anything else enters."""
+
+    def is_blank(entered: Tensor | None) -> bool:  # on a device nothing here waits for
+        return entered is not None and entered.device.type == "cpu" and not bool(entered.any())
+
+    return [layer for layer in first if layer.weight not in states and not is_blank(layer.entered)] or first
+
+
+def widest(first: list[FirstLayer]) -> FirstLayer | None:
+    """Return the layer that most numbers enter, as far as that is known; the first one where it is not."""
+    known = [layer for layer in first if layer.entered is not None and layer.entered.numel()]
+    chosen = max(known, key=lambda layer: layer.entered.numel(), default=None)  # type: ignore[union-attr]
+    return chosen or (first[0] if first else None)
 
 
 def is_straight(node: Node) -> bool:

@@ -242,6 +242,13 @@ def walk(
                 waiting.append(source)
 
 
+def is_alone(node: Node, term: Node) -> bool:
+    """Whether a loss is one term, averaged or scaled: what was written out beside others may be a condition."""
+    while node is not term and len(sources(node)) == 1:
+        node = sources(node)[0]
+    return node is term
+
+
 def sources_in(root: Node, most: int) -> dict[Node, list[Node]] | None:
     """Return by node what its arguments came from, as :func:`sources` does; ``None`` where a graph is too long.
 

@@ -81,6 +81,10 @@ class SortedTargets(Check):
     Each step then forgets the classes before. Classes that are rare leave most batches without them too; where the
     entropy of the targets is at least ``mixed``, no class is as frequent as that. Two classes may be two kinds of pass.
 
+    Numbers that are one for all samples of each batch, and another in nearly every batch, are no targets of samples:
+    they were averaged over the batch on the way to the loss, which is WRONG_LOSS. A batch may be of one thing that has
+    one answer; there the loss falls below ``learned`` of the best constant's.
+
     Why it is bad:
         Each step moves the model towards the one class of its batch and away from all others: what was learned of a
         class is lost when the next one comes.
@@ -100,6 +104,8 @@ class SortedTargets(Check):
         mixed: Least entropy of the targets seen.
         kinds: Fewest classes seen.
         size: Fewest samples of a batch.
+        levels: Fewest different numbers among ten batches of one number each.
+        learned: Least share of the best constant's loss for these.
         readings: Fewest readings.
     """
 
@@ -107,17 +113,37 @@ class SortedTargets(Check):
     share: float = 0.6
     mixed: float = 0.65
     kinds: int = 3
+    levels: int = 7
+    learned: float = 0.4
     readings: int = 10
     patience: int = 2
 
     name: ClassVar[str] = "sorted-targets"
-    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS, IssueType.WRONG_LOSS)
     evidence: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
-    remembers: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
+    remembers: ClassVar[tuple[str, ...]] = ("target.uniform_share", "loss.over_constant")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the targets seen so far."""
         for site in layers_of(record, "target.uniform_share"):
+            levels = seen(record, "target.levels", site) or 0.0
+            if levels >= self.levels and seen(record, "target.uniform_share", site) == 1.0:
+                if no_better(history, site, self.learned, 5) is None:
+                    continue
+                return (
+                    Finding(
+                        IssueType.WRONG_LOSS,
+                        Severity.MEDIUM,
+                        ("loss",),
+                        levels,
+                        float(self.levels),
+                        "All predictions of a batch are compared with one number, and with another one in each batch: "
+                        "targets of samples were averaged, or one was laid beside all.",
+                        "give the loss a target for each sample, criterion(outputs, targets), both of one shape, and "
+                        "take means of its result alone; look for targets.mean(0) or expand() on the way.",
+                        cause="averaged targets",
+                    ),
+                )
             uniform, kinds = (
                 seen(record, "target.uniform_share", site) or 0.0,
                 seen(record, "target.distinct", site) or 0.0,

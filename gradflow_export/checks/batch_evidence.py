@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader
 
 from gradflow_export.autograd_graph.answers import Answer, Answers
 from gradflow_export.autograd_graph.handwritten_loss import forms_of
-from gradflow_export.autograd_graph.layer_graph import FirstLayer, Layers, calls_of, layers_behind, widest
+from gradflow_export.autograd_graph.layer_graph import FirstLayer, Layers, calls_of, entering, layers_behind, widest
 from gradflow_export.autograd_graph.loss_graph import Term, terms_of
-from gradflow_export.autograd_graph.nodes import sources
+from gradflow_export.autograd_graph.nodes import is_alone
 from gradflow_export.checks.batch_pool import Found, Remembered
 from gradflow_export.checks.layers.redundant import Pair, pairs_of
 from gradflow_export.checks.leaked_columns import LastSteps
@@ -107,7 +107,7 @@ class InputInstrument(Instrument):
 
     def drain(self) -> Drained:
         """Give out what was collected since the last call, and forget it."""
-        out = self._out
+        out = self._out + self._answers.used
         self.forget()
         return out
 
@@ -132,20 +132,21 @@ class InputInstrument(Instrument):
         with torch.no_grad():
             terms, whole = terms_of(root)
             terms += [Term("soft", node, node, mistakes={site: value}) for site, value, node in forms_of(root)]
-            alone = [_is_alone(root.grad_fn, term.node) for term in terms]
+            alone = [is_alone(root.grad_fn, term.node) for term in terms]
             every = Layers() if all(alone) else layers_behind(root.grad_fn, names)
             for term, single in zip(terms, alone, strict=True):
                 layers = layers_behind(term.behind, names)
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
-                layers.first = _entering(layers.first, states)
+                layers.first = entering(layers.first, states)
                 self._take(term, layers, pairs, every, whole=whole, single=single)
             known = any(term.targets is not None for term in terms)
-            for answer in () if known else (each for each in self._answers.given if each.node is not None):
-                layers = layers_behind(answer.node, names)
-                layers.first = _entering(layers.first, states)
+            given = [] if known else [(each, each.node_behind(root.grad_fn)) for each in self._answers.given]
+            for answer, node in (pair for pair in given if pair[1] is not None):
+                layers = layers_behind(node, names)
+                layers.first = entering(layers.first, states)
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 self._await(answer, layers, pairs)
-            self._answers.forget()
+            self._answers.over()
 
     def _activations(self, layers: Layers) -> int:
         """Return how many activation modules a model has; 0 where something may have come before the first layer."""
@@ -173,6 +174,8 @@ class InputInstrument(Instrument):
         """Have the gradient of an answer taken to what it was to be, where the loss itself is not known."""
         first, rows = widest(layers.first), answer.rows
         entered = None if first is None or first.entered is None else _rows_of(first.entered, len(rows))
+        asked = self._answers.asked(len(rows)) if entered is None or len(entered) != len(rows) else None
+        entered = entered if asked is None else asked
         given = None if entered is None or len(entered) != len(rows) else _thinned(entered).to(torch.float32)
         found = Found(
             graded=True,
@@ -185,12 +188,13 @@ class InputInstrument(Instrument):
             pairs=pairs,
             bends=layers.bends or not layers.whole,
             idle=0 if layers.bends else self._activations(layers),
-            tokens=first is not None and first.tokens,
+            tokens=first is not None and first.tokens if asked is None else not asked.is_floating_point(),
             own=layers.own and not layers.foreign,
             whole=not layers.foreign,
             count=len(rows),
             answers=not layers.foreign,
-            anew=first is not None and given is not None and self._is_anew(first, len(rows)),
+            asked=asked is not None,
+            anew=first is not None and given is not None and asked is None and self._is_anew(first, len(rows)),
         )
         memory, said = self._remembered.setdefault(layers.last, Remembered()), _rows(rows).float()
 
@@ -242,6 +246,8 @@ class InputInstrument(Instrument):
         if rows is not None and paired:
             parts.insert(0, rows)
             found = replace(found, inputs=rows.shape[1], **_columns_of(first, rows))
+        else:
+            found = self._ask(found, parts)
         if not found.own:
             found.mistakes.pop(SOFTMAX_OVER_BATCH, None)
         if parts or found.mistakes or len(found.run) > 1 or pairs:
@@ -249,7 +255,7 @@ class InputInstrument(Instrument):
             self._out.append(
                 ClueSample("loss.over_constant", found.site, values.contiguous(), partial(memory.take, found))
             )
-        if rows is not None and (found.part or not paired) and not found.tokens:
+        if rows is not None and (found.part or not paired) and not (first is not None and first.tokens):
             alone = Found(inputs=rows.shape[1], input_site=found.input_site, normalised=found.normalised)
             given = [part for part in map(_thinned, map(_rows_of, calls)) if part.shape[1] == rows.shape[1]]
             values = (torch.cat(given) if found.part and given else rows).to(torch.float32).contiguous()
@@ -268,6 +274,14 @@ class InputInstrument(Instrument):
             self._out.append(
                 ClueSample("mistake", found.site, corner, partial(memory.crossed, found.site, len(term.difference)))
             )
+
+    def _ask(self, found: Found, parts: list[Tensor]) -> Found:
+        """Take what the model was called with for inputs, where what entered its first layer has other rows."""
+        asked = self._answers.asked(found.count) if parts else None
+        if asked is None:
+            return found
+        parts.insert(0, _thinned(asked))
+        return replace(found, inputs=parts[0].shape[1], asked=True, tokens=not asked.is_floating_point())
 
     def _take_last_steps(self, found: Found, first: FirstLayer | None, parts: list[Tensor], *, paired: bool) -> None:
         """Copy the last steps of sequences whose steps are rows, as a recurrent layer is given them, and targets."""
@@ -294,13 +308,6 @@ def _drawn_by(loader: DataLoader[Any]) -> int:
     except (TypeError, NotImplementedError):
         return 0
     return loader.batch_size if loader.batch_size and loader.batch_size < whole else 0
-
-
-def _is_alone(node: Any, term: Any) -> bool:
-    """Whether a loss is one term, averaged or scaled: what was written out beside others may be a condition."""
-    while node is not term and len(sources(node)) == 1:
-        node = sources(node)[0]
-    return node is term
 
 
 def _pair(term: Term) -> tuple[int, list[Tensor]]:
@@ -386,12 +393,3 @@ def _rows_of(entered: Tensor, count: int = 0) -> Tensor:
 def _answers(term: Term) -> bool:
     """Whether predictions are classes, or one number for each sample: a target of more may be the input, or noise."""
     return term.kind in PICKED or (term.targets is not None and term.targets.numel() == len(term.targets))
-
-
-def _entering(first: list[FirstLayer], states: set[int]) -> list[FirstLayer]:
-    """Leave out what a first state of zeros enters, as in every recurrent layer, where anything else enters."""
-
-    def is_blank(entered: Tensor | None) -> bool:  # on a device nothing here waits for
-        return entered is not None and entered.device.type == "cpu" and not bool(entered.any())
-
-    return [layer for layer in first if layer.weight not in states and not is_blank(layer.entered)] or first

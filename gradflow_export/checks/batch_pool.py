@@ -87,6 +87,7 @@ class Found:
         count: Predictions of the whole batch.
         mistakes: What the structure showed.
         anew: Whether the whole batch is here, and was drawn anew since the last reading.
+        asked: Whether inputs are what the model was given, not what entered its first layer.
         graded: Whether the columns after the inputs are answers, and then their gradients, of a loss that is not known.
     """
 
@@ -113,6 +114,7 @@ class Found:
     count: int = 0
     mistakes: dict[str, float] = field(default_factory=dict)
     anew: bool = False
+    asked: bool = False
     graded: bool = False
 
 
@@ -128,6 +130,7 @@ class Remembered:
         self._signs: list[Floats] = []
         self._chosen: list[float] = []
         self._batch, self._repeats = b"", 0
+        self._levels: deque[float] = deque(maxlen=10)
         self._often = np.zeros(0)
 
     def take(self, found: Found, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
@@ -165,11 +168,11 @@ class Remembered:
             told["layer.row"] = {straight.name: float(length) for straight in run}
         if found.pairs and found.bends:
             told["layer.merged"] = {name: pair.width for pair in found.pairs for name in (pair.first, pair.second)}
-        if found.inputs and not (found.tokens or found.part):
+        if found.inputs and not (found.tokens or found.part or found.asked):
             stats = _statistics(x)
             told.update({metric: {found.input_site: value} for metric, value in stats.items()})
             told["input.normalised"] = {found.input_site: float(found.normalised)}
-        if found.inputs and len(x) > 1:
+        if found.inputs and len(x) > 1 and not found.asked:
             told["input.repeats"] = {found.input_site: float(self._repeats)}
         told.update({f"mistake.{name}": {found.site: value} for name, value in mistakes.items()})
         return told
@@ -260,7 +263,9 @@ class Remembered:
         self._count += len(targets)
         self._total += len(targets)
         self._readings += 1
-        self._uniform += bool(len(targets) > 1 and (targets == targets[:1]).all())
+        if len(targets) > 1 and np.ptp(targets, axis=0).max() <= ROUNDING * np.abs(targets).max():
+            self._uniform += 1
+            self._levels.append(float(targets[0, 0]))
         while len(self._rows) > 1 and self._count - len(self._rows[0][1]) >= POOL:
             self._count -= len(self._rows.popleft()[1])
 
@@ -280,6 +285,8 @@ class Remembered:
             "target.uniform_share": self._uniform / self._readings,
         }
         if found.own:
+            levels = np.sort(self._levels)
+            out["target.levels"] = float((np.diff(levels) > 10 * ROUNDING * np.abs(levels).max(initial=0.0)).sum())
             out["target.distinct"] = float(max(len(distinct(y, axis=0)), 2)) if self._varies else 1.0
         if constant > 0:
             out["loss.over_constant"] = mean / constant

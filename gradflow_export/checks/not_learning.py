@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import fell, fell_since, layers_of, no_better, past, seen, still_falls
 from gradflow_export.rules.history import History
@@ -41,6 +41,9 @@ class NotLearning(Check):
     known to depend on the inputs, and its predictions do not go with them: the reconstruction of a VAE whose KL drowns
     it. Those of players of a game, in which a batch has one kind of target, and of policies tell nothing by their size.
 
+    Whatever the loss: a model whose answers are one and the same for all samples of a batch, to the last digits, though
+    what enters differs, in ``readings`` readings on end, does not use its inputs, or has averaged the samples away.
+
     Why it is bad:
         The model says the same of every sample. It may be any mistake that nothing else has named: it is a last resort.
 
@@ -59,6 +62,7 @@ class NotLearning(Check):
 
     Attributes:
         settle: Steps in which a model may find its feet.
+        early: Steps in which a last layer that began with zeros may give all samples one answer.
         level: Least share of the best constant's loss.
         wild: A share of the best constant's loss that chance alone does not explain.
         patient: Steps in which targets without a trace of dependence on the inputs are left to BAD_TARGETS.
@@ -68,6 +72,7 @@ class NotLearning(Check):
     """
 
     settle: int = 120
+    early: int = 20
     level: float = 0.97
     wild: float = 1.2
     patient: int = 200
@@ -78,9 +83,10 @@ class NotLearning(Check):
     name: ClassVar[str] = "not-learning"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
-    evidence: ClassVar[tuple[str, ...]] = ("loss.over_constant",)
+    evidence: ClassVar[tuple[str, ...]] = ("loss.over_constant", "answer.alike")
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
+        "answer.alike",
         "loss.over_constant",
         "loss.sense",
         "target.uniform_share",
@@ -88,7 +94,24 @@ class NotLearning(Check):
     )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge all losses of this record."""
+        """Judge all losses of this record, and whether the answers tell samples apart."""
+        alike = past(history, "answer.alike", RUN_SITE)[-self.readings :]
+        if record.step >= self.early and len(alike) == self.readings and alike.min() == 1.0:
+            return (
+                Finding(
+                    IssueType.NOT_LEARNING,
+                    Severity.HIGH,
+                    ("",),
+                    1.0,
+                    1.0,
+                    f"The model gives all samples of a batch one and the same answer, to the last digits, in "
+                    f"{self.readings} readings up to step {record.step}, though what enters differs.",
+                    "look for a mean, sum or softmax over the first dimension, which is the batch, x.mean(0), "
+                    "F.softmax(x, dim=0), and for a layer whose output is all zeros or is not used.",
+                    cause="one answer",
+                    follows_from=_OTHERS,
+                ),
+            )
         sites = layers_of(record, "loss.over_constant") if record.step >= self.settle else ()
         known = all(seen(record, "loss.known", site) for site in sites)
         stuck = {site: no_better(history, site, self.level, self.readings) for site in sites}

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from gradflow_export import Exporter, MemoryWriter
 from gradflow_export.metrics.answers import meant
+from gradflow_export.records.issues import IssueType
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -32,10 +34,16 @@ def _focal(z: Tensor, y: Tensor) -> Tensor:
     return -((1 - picked.exp()) ** 2 * picked).mean()
 
 
+def _clamped(z: Tensor, y: Tensor) -> Tensor:
+    e = (z - z.amax(1, keepdim=True).detach()).exp()
+    return -(e[torch.arange(len(y)), y] / e.sum(1)).clamp_min(1e-9).log().mean()
+
+
 CLASSES: dict[str, Loss] = {
     "library": functional.cross_entropy,
     "by hand": lambda z, y: -_log_softmax(z)[torch.arange(len(y)), y].sum(),
     "focal": _focal,
+    "clamped": _clamped,
     "weighted": lambda z, y: functional.cross_entropy(z, y, weight=torch.tensor([1.0, 3.0, 0.2])[: z.shape[1]]),
     "masked": lambda z, y: functional.cross_entropy(z[5:], y[5:]),
 }
@@ -107,20 +115,29 @@ def test_other_losses_are_not_taken_for_a_cross_entropy(name: str, spread: float
     assert read is None
 
 
-@pytest.mark.parametrize("written", ["library", "focal", "by hand"])
-def test_a_loss_written_out_tells_as_much_as_the_library(written: str) -> None:
-    """Inputs, targets and the level of a constant answer are read however the loss is written."""
+@pytest.mark.parametrize("written", ["library", "focal", "clamped"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_loss_written_out_tells_as_much_as_the_library(written: str, kept: bool) -> None:
+    """Inputs, targets and the level of a constant answer are read however the loss is written, in a function too."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
     optimizer, writer = torch.optim.Adam(model.parameters(), 1e-2), MemoryWriter()
     x = torch.randn(256, 6)
     y = x[:, :3].argmax(1)
+
+    def loss_of(rows: Tensor) -> Tensor:
+        return CLASSES[written](model(x[rows]), y[rows])  # nobody holds the answers any more when it returns
+
     with Exporter(model, backends=[writer], verbose=0) as exporter:
         exporter.watch()
         for step in range(12):
             rows = torch.arange(32) + 8 * step
             optimizer.zero_grad()
-            CLASSES[written](model(x[rows]), y[rows]).backward()
+            if kept:
+                out = model(x[rows])
+                CLASSES[written](out, y[rows]).backward()
+            else:
+                loss_of(rows).backward()
             optimizer.step()
     seen = [record.fact("loss.over_constant", "2") for record in writer.records]
     level = [value for value in seen if value is not None]
@@ -128,3 +145,70 @@ def test_a_loss_written_out_tells_as_much_as_the_library(written: str) -> None:
     assert 0.5 < float(level[0]) < 2.0
     assert any(record.fact("input.rms", "0") is not None for record in writer.records)
     assert any(record.fact("target.dependence", "2") is not None for record in writer.records)
+
+
+class _Pooled(nn.Module):
+    """A model that takes a mean before its last layer, over a dimension of its choice."""
+
+    def __init__(self, over: int) -> None:
+        super().__init__()
+        self.read, self.say, self.over = nn.Linear(6, 16), nn.Linear(16, 2), over
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.read(x))
+        return self.say(h.mean(self.over, keepdim=True).expand_as(h))
+
+
+def _watched(model: nn.Module, loss: Loss, steps: int = 60) -> tuple[Exporter, MemoryWriter]:
+    torch.manual_seed(0)
+    optimizer, writer = torch.optim.Adam(model.parameters(), 1e-2), MemoryWriter()
+    x = torch.randn(256, 6)
+    with Exporter(model, backends=[writer], verbose=0, budget=None) as exporter:
+        exporter.watch()
+        for _ in range(steps):
+            rows = torch.randint(256, (32,))
+            optimizer.zero_grad()
+            loss(model(x[rows]), x[rows].sin()[:, :2]).backward()
+            optimizer.step()
+    return exporter, writer
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_one_answer_for_all_samples_is_found_whatever_the_loss(over: int) -> None:
+    """A mean over the batch makes all samples one; a mean over features does not."""
+    torch.manual_seed(0)
+    exporter, _ = _watched(_Pooled(over), lambda z, y: (z - y).cosh().log().mean())
+    found = [issue for issue in exporter.issues if issue.issue_type is IssueType.NOT_LEARNING]
+    assert bool(found) == (over == 0)
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_targets_averaged_over_the_batch_are_found(averaged: bool) -> None:
+    """One number for all samples of a batch, and another in each batch, is no target."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        return functional.mse_loss(z, y.mean(0, keepdim=True).expand_as(y) if averaged else y)
+
+    exporter, _ = _watched(model, loss, 70)
+    found = [issue for issue in exporter.issues if issue.issue_type is IssueType.WRONG_LOSS]
+    assert bool(found) == averaged
+
+
+class _Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.body, x, use_reentrant=False)
+        return out
+
+
+def test_inputs_are_what_the_model_was_given_where_no_layer_keeps_them() -> None:
+    """What a checkpoint does not keep was an argument of the model; its size is no business of the first layer."""
+    _, writer = _watched(_Checkpointed(), functional.mse_loss, 12)
+    told = [record for record in writer.records if record.facts.get("target.dependence")]
+    assert told
+    assert not any(record.facts.get("input.rms") for record in writer.records)

@@ -200,7 +200,7 @@ def empty_group_averaged(p: Program) -> bool:
     return p.family.kind in {"numbers", "binary", "classes"}
 
 
-@mistake("NOT_TRAINING", "WRONG_LOSS", "NOT_LEARNING")
+@mistake("NOT_TRAINING", "WRONG_LOSS", "NOT_LEARNING", "BAD_TARGETS")
 def all_targets_masked(p: Program) -> bool:
     """Multiply the loss with a mask that was meant the other way round."""
     p.loss, loss = (lambda out, *y: loss(out, *y) * (y[0] != y[0]).float().mean()), p.loss
