@@ -67,8 +67,7 @@ class InputInstrument(Instrument):
         self._model, self._read = model, guard(self._look)
         self.armed, self._passes = False, 0
         self._out: Drained = []
-        self._remembered: dict[str, Remembered] = {}
-        self._inputs = Remembered()
+        self._remembered, self._inputs = dict[str, Remembered](), Remembered()
         self._ends: dict[str, LastSteps] = {}
         self._entered: dict[str, StorageWeakRef] = {}
         self._drawn: frozenset[int] | None = None
