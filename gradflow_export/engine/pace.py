@@ -27,8 +27,8 @@ FLAGGED = 64
 BURST, LEAST_BURST, SLOWER = 24, 8, 6
 """Once a step was unlike those before it so many steps in a row are recorded at most, or none beyond the budget where
 that pays for fewer than the least; then of 2, 4, 8 ... steps one, a sixth as often each, until it is as before."""
-BURSTS, EARNED = 2, 32
-"""So many bursts may be made at once; another one is earned by so many ordinary records."""
+EARNED = 32
+"""So many ordinary records earn a burst; one may be made in advance."""
 
 
 class Handover(Protocol):
@@ -70,10 +70,8 @@ class Pace:
         self._requests: deque[tuple[int, tuple[str, ...]]] = deque()
         self._last = self._acted = -DELAY
         self._since = 1
-        self._closely = self._rests = 0
-        self._burst: int | None = None  # records since it began
-        self._length = BURST
-        self._credit, self._credited = float(BURSTS), SETTLING_STEPS
+        self._look: int | None = None  # records since it began
+        self._length = self._paid = 0
         self._why: str | None = None
         self._ended: str | None = None
 
@@ -102,7 +100,7 @@ class Pace:
     @property
     def on_credit(self) -> bool:
         """Whether the step under way is recorded for what was seen, and not because it is its turn."""
-        return self._burst is not None
+        return self._look is not None and self._length > 0
 
     def spacing(self, usual: int) -> int:
         """Return of how many steps one is recorded now.
@@ -110,20 +108,19 @@ class Pace:
         Args:
             usual: What the budget leaves.
         """
-        if self._burst is None:
+        if self._look is None or not self._length:
             return usual
-        later = (self._burst - self._length) // max(self._length // SLOWER, 1)
+        later = (self._look - self._length) // max(self._length // SLOWER, 1)
         now = 1 if later < 0 else 2 << min(later, 30)
         if now >= usual:
-            self._burst = None
+            self._look = None
         return min(now, usual)
 
     def suspect(self, step: int, schedule: Schedule, stretch: float, *, spacing: int = 1) -> bool:
         """Have the next steps read closely, because this one was unlike those before it; return whether they will be.
 
-        What the training thread sees for itself is waited for by nobody. A run is known once it has settled; later one
-        such look follows another as soon as the sampled reading of connections would. Where a budget leaves steps out,
-        each look is a burst of records, which must have been earned.
+        What the training thread sees for itself is waited for by nobody. A run is known once it has settled. Where a
+        budget leaves steps out, each look is a burst of records.
 
         Args:
             step: Its number.
@@ -131,18 +128,12 @@ class Pace:
             stretch: By what factor intervals are longer than they are set, to stay within a budget.
             spacing: Of how many steps one is recorded for the same reason.
         """
-        if step <= SETTLING_STEPS or self._burst is not None:
+        length = min(BURST, OWED_STEPS // spacing) if spacing > 1 else 0
+        burst = length >= LEAST_BURST
+        earned = EARNED * spacing if burst else math.ceil(schedule.intervals["wiring"] * stretch)
+        if step <= SETTLING_STEPS or self._look is not None or step + earned * burst < self._paid:
             return False
-        self._credit = min(self._credit + (step - self._credited) / (EARNED * spacing), BURSTS)
-        self._credited, self._length = step, min(BURST, OWED_STEPS // spacing)
-        if spacing > 1 and self._credit >= 1 and self._length >= LEAST_BURST:
-            # What two steps in a row show is not yet known at the first of a burst.
-            self._burst, self._closely = 0, CLOSE_STEPS + 1
-            self._credit -= 1
-        elif step >= self._rests:
-            self._closely, self._rests = CLOSE_STEPS, step + math.ceil(schedule.intervals["wiring"] * stretch)
-        else:
-            return False
+        self._look, self._length, self._paid = 0, length * burst, max(self._paid, step) + earned
         return True
 
     def begin(self, step: int, schedule: Schedule, *, spacing: int = 1, paused: bool, alone: bool) -> bool:
@@ -170,14 +161,17 @@ class Pace:
             return False
         if alone:
             self.worker.wait_past(step - DELAY)
-            self.close = self._closely > 0
-            self._closely -= self.close
+            looked = math.inf if self._look is None else self._look
+            # What two steps in a row show is not yet known at the first of a burst.
+            self.close = looked < CLOSE_STEPS + self.on_credit
             self._asked = self._is_asked(step)
-            self.dense = self._asked or self._closely >= CLOSE_STEPS - WHOLE_STEPS + (self._burst is not None)
+            self.dense = self._asked or looked < WHOLE_STEPS
         self._last = step
         self._since = step - before
-        if self._burst is not None:
-            self._burst += 1
+        if self._look is not None:
+            self._look += 1
+            if self._look == CLOSE_STEPS and not self._length:
+                self._look = None
         return True
 
     def _is_asked(self, step: int) -> bool:

@@ -25,8 +25,8 @@ PAUSED = 1 << 60
 """Steps that are passed by at most while recording is paused."""
 
 GLANCES = 6
-"""Of the steps between two records at most so many are glanced at: together they cost less than a record. What is
-seldom used is slow: a glance of 10 us in a row takes 120 us between steps of 8 ms."""
+"""Of the steps between two records at most so many are glanced at, and those that follow a stray one: together they
+cost less than a record. What is seldom used is slow: a glance of 10 us in a row takes 120 us between steps of 8 ms."""
 
 
 class QuietSteps:
@@ -61,29 +61,34 @@ class QuietSteps:
             self._resting.enter_context(self._guard.suspended())
             for end in loop.instruments.rest():
                 self._resting.callback(end)
-            spacing = self._loop.clock.spacing
-            glances = spacing > 1 and not loop.paused
+            first = count if loop.paused or loop.clock.spacing == 1 else count % self._between
             self.steps.begin(
-                count, optimizer, loop.optimizers.strangers, self._passed,
-                glance=self._glance if glances else None, every=-(-spacing // GLANCES),
-            )  # fmt: skip
+                count, optimizer, loop.optimizers.strangers, self._passed, glance=self._glance, first=first
+            )
 
-    def _glance(self, optimizer: Optimizer) -> bool:
-        """Look at a step that is passed by; True where the next ones are to be recorded for what is seen."""
+    @property
+    def _between(self) -> int:
+        """Steps from one glance to the next."""
+        return -(-self._loop.clock.spacing // GLANCES)
+
+    def _glance(self, optimizer: Optimizer) -> int:
+        """Look at a step that is passed by; return when to look again, 0 where the next are to be recorded instead."""
+        later = PAUSED
         if "glances" in self._guard.failures:
-            return False
+            return later
         loop, began = self._loop, time.perf_counter()
         at = loop.steps + self.steps.passed + 1
         try:
             if optimizer not in self._glances:
                 self._glances[optimizer] = Glance(optimizer)
-            seen = self._glances[optimizer].sees(optimizer, at)
-            return seen and loop.pace.suspect(at, loop.schedule, loop.clock.stretch, spacing=loop.clock.spacing)
+            glance = self._glances[optimizer]
+            seen = glance.sees(optimizer, at)
+            looks = seen and loop.pace.suspect(at, loop.schedule, loop.clock.stretch, spacing=loop.clock.spacing)
+            later = 0 if looks else 1 if glance.doubts else self._between
         except Exception as error:
             self._part.failed(error)
-            return False
-        finally:
-            self._part.took(time.perf_counter() - began)
+        self._part.took(time.perf_counter() - began)
+        return later
 
     def pause(self, *, on: bool) -> None:
         """Record nothing from the next step on, or with ``on=False`` go on."""

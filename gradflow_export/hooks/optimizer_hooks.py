@@ -37,11 +37,11 @@ class PassedSteps:
         passed: Steps that were, since it began.
     """
 
-    __slots__ = ("_ended", "_every", "_glance", "_inside", "_optimizer", "_strangers", "left", "passed")
+    __slots__ = ("_ended", "_glance", "_inside", "_look", "_optimizer", "_strangers", "left", "passed")
 
     def __init__(self) -> None:
-        self.left, self._every = 0, 1
-        self._glance: Callable[[Optimizer], bool] | None = None
+        self.left = self._look = 0
+        self._glance: Callable[[Optimizer], int] | None = None
         self.passed, self._inside = 0, False
         self._optimizer: weakref.ref[Optimizer] | None = None
         self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -54,8 +54,8 @@ class PassedSteps:
         strangers: weakref.WeakSet[Optimizer],
         ended: Callable[[int], None],
         *,
-        glance: Callable[[Optimizer], bool] | None = None,
-        every: int = 1,
+        glance: Callable[[Optimizer], int],
+        first: int,
     ) -> None:
         """Pass by so many steps.
 
@@ -64,10 +64,11 @@ class PassedSteps:
             optimizer: Whose steps.
             strangers: Optimizers whose steps are neither counted nor an end.
             ended: Called once with the number of steps that were passed by, before anything else is reported.
-            glance: Called before some of the steps; True makes that step the last one that is passed by.
-            every: Of how many steps it is called before one.
+            glance: Called before some of the steps, and returns how many steps later it is to be called again; 0 makes
+                that step the last one that is passed by.
+            first: After how many steps it is called at first.
         """
-        self._glance, self._every = glance, every
+        self._glance, self._look = glance, steps - first
         self._optimizer, self._strangers, self._ended = weakref.ref(optimizer), strangers, ended
         self.passed, self._inside, self.left = 0, False, steps
 
@@ -82,8 +83,10 @@ class PassedSteps:
         """Return whether a step that begins is passed by."""
         if self._optimizer is not None and self._optimizer() is optimizer and not self._inside:
             self._inside = True
-            if self._glance is not None and not self.left % self._every and self._glance(optimizer):
-                self.left = 1
+            if self.left == self._look and self._glance is not None:
+                later = self._glance(optimizer)
+                self._look -= later
+                self.left = self.left if later else 1
             return True
         if optimizer in self._strangers:
             return True

@@ -24,8 +24,15 @@ LEAST = 16
 """Numbers after which it is known how they vary."""
 FAST, SLOW = 0.25, 1 / 64
 """Weight of the newest number in what is compared, and in what it is compared with."""
-FAR = 1.75
-"""How far the last numbers may be from those before, in standard deviations of one number."""
+FAR, FURTHER, FARTHEST = 1.75, 1.5, 3.0
+"""How far the last numbers may be from those before, in standard deviations of one number: so far at first, then as far
+as they ever were in this run, so many times as far as what was reported, and at most so far."""
+CLIP, STRAYS = 4.0, 8
+"""What a number counts at most, in the same unit, so that one alone tells nothing, and three in a row do; so many do
+that lie on either side."""
+RARELY = 64
+"""Looks, for each kind of step that was seen once, until another new one is news: as many kinds as were seen once in so
+many looks are about to come in as many again (Good 1953)."""
 LEAST_DEVIATION = 0.1
 """Of logarithms: what varies less is taken to vary by a tenth."""
 
@@ -36,32 +43,45 @@ _GROUPS = attrgetter("param_groups")
 
 
 class Chart:
-    """Tells when numbers leave the level that they had: a control chart of a moving average (Roberts 1959)."""
+    """Tells when numbers leave the level that they had: a control chart of a moving average (Roberts 1959).
+
+    Its limit is learned from the run, whatever the distribution of the numbers: of averages that are alike but for
+    chance the greatest so far is exceeded ever more rarely. What was reported once has to be exceeded as well.
+
+    Attributes:
+        doubts: How many of the last numbers in a row were far away, so that the next one is worth a look at once.
+    """
 
     def __init__(self) -> None:
-        self._count = 0
+        self.doubts = 0
+        self._count, self._limit = 0, FAR
         self._fast = self._mean = self._square = 0.0
 
     def leaves(self, value: float) -> bool:
         """Take a number; return whether the last ones lie far from those before. Then the next begin a new level."""
-        if not math.isfinite(value):
-            known, self._count = self._count > LEAST, 0
-            return known
-        self._count += 1
-        if self._count == 1:
-            self._fast = self._mean = value
-            self._square = 0.0
+        known = self._count > LEAST
+        if not (known or math.isfinite(value)):
             return False
-        away = value - self._mean
-        slow = max(SLOW, 1 / self._count)
-        self._fast += FAST * (value - self._fast)
-        far = abs(self._fast - self._mean) > FAR * max(math.sqrt(self._square), LEAST_DEVIATION)
-        self._mean += slow * away
-        self._square += slow * (away * away - self._square)
-        if far and self._count > LEAST:
-            self._count = 0
-            return True
-        return False
+        if not self._count:
+            self._fast, self._mean, self._square = 0.0, value, 0.0
+        deviation = max(math.sqrt(self._square), LEAST_DEVIATION)
+        away = value - self._mean if math.isfinite(value) else math.inf
+        most = CLIP * deviation if known else math.inf
+        self.doubts = self.doubts + 1 if abs(away) >= most else 0
+        self._fast += FAST * (min(max(away, -most), most) - self._fast)
+        far = abs(self._fast) / deviation if known else 0.0
+        left = far > self._limit or self.doubts == STRAYS
+        if left or not self.doubts:
+            self._limit = min(max(self._limit, FURTHER * far if left else far), FARTHEST)
+        if left:
+            self.doubts = self._count = 0
+        elif not self.doubts:
+            self._count += 1
+            slow = max(SLOW, 1 / self._count)
+            self._fast -= slow * away
+            self._mean += slow * away
+            self._square += slow * (away * away - self._square)
+        return left
 
 
 class Glance:
@@ -85,9 +105,15 @@ class Glance:
         plain = all(p.device.type == "cpu" and type(p.data) is Tensor for p in self._followed) and bool(copies)
         self._reader = tensor_reader(len(copies), 0, copies, sum(n for _, _, n in copies)) if plain else None
         self._known: set[tuple[object, ...]] = set()
+        self._once: set[tuple[object, ...]] = set()  # of them those that were seen once
         self._versions: tuple[int | None, ...] = ()
-        self._rate, self._at, self._looks = math.inf, 0, 0
+        self._rate, self._at, self._looks = 0.0, 0, 0
         self._chart = Chart()
+
+    @property
+    def doubts(self) -> bool:
+        """Whether only the next step can tell whether the last one looked at was a stray one."""
+        return self._chart.doubts > 0
 
     def sees(self, optimizer: Optimizer, at: int) -> bool:
         """Return whether a step that is about to be made is unlike those before it.
@@ -96,9 +122,11 @@ class Glance:
             optimizer: Whose step.
             at: Its number.
         """
+        gradients = list(map(_GRADIENT, self._followed))
+        if self.doubts:  # steps of different distances are not written to alike
+            return self._jumps(gradients)
         passed, self._at = max(at - self._at, 1), at
         self._looks += 1
-        gradients = list(map(_GRADIENT, self._followed))
         before = self._versions
         self._versions = versions = tuple([None if g is None else torch_private.version(g) for g in gradients])
         written = [
@@ -106,15 +134,18 @@ class Glance:
             for now, then in zip(versions, before or versions, strict=True)
         ]
         rates = [r for r in [group.get("lr") for group in _GROUPS(optimizer)] if isinstance(r, (int, float))]
-        rate, last = max(rates, default=0.0), self._rate
-        self._rate = rate
+        rate, highest = max(rates, default=0.0), self._rate
+        self._rate = max(rate, highest)
         kind = (rates.count(0.0), *written)
-        new = kind not in self._known
-        if new and len(self._known) < MOST:
+        if before and kind not in self._known and len(self._known) < MOST:
+            told = self._looks > LEAST + RARELY * len(self._once)
             self._known.add(kind)
-            if self._looks > LEAST:
+            self._once.add(kind)
+            if told:
                 return True
-        return rate > JUMP * last > 0 or self._jumps(gradients)
+        else:
+            self._once.discard(kind)
+        return rate > JUMP * highest > 0 or self._jumps(gradients)
 
     def _jumps(self, gradients: list[Tensor | None]) -> bool:
         """Return whether the size of the gradients has left its level, where that is known without a wait."""
