@@ -104,6 +104,7 @@ class RankBottleneck(Rule):
     reaching it when no parameter is registered after it.
     Where the layers after it span fewer directions still, the network narrows down to an answer, as pooling and few
     classes make it: that is a bottleneck only where the loss was read and is stuck.
+
     Once the loss is solved, a small rank is what classification ends in (Papyan et al. 2020, PNAS 117), and the rule is
     silent. A layer that began at 0 gains its directions one by one, and has a way around it, or nothing would learn.
 
