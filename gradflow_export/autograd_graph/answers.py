@@ -106,7 +106,8 @@ class Answers:
     def asked(self, count: int) -> Tensor | None:
         """Return what the model was last given, a row for each of so many answers; ``None`` where it has other rows."""
         x = self._questions[-1] if self._questions else torch.empty(0)
-        fits = x.dim() > 0 and x.numel() > 0 and (len(x) == count or x.numel() == count)
+        fits = x.layout is torch.strided and x.dim() > 0 and x.numel() > 0
+        fits = fits and (len(x) == count or x.numel() == count)
         return x.reshape(count, -1) if fits and not x.is_complex() else None
 
     def _called(self, _module: nn.Module, args: Any, output: Any) -> None:
@@ -131,7 +132,9 @@ class Answers:
 def _beside(args: Any, output: Tensor) -> Drained:
     """Return some samples as they entered, and what the model said of them, where both are known."""
     entered = local(args[0].detach()) if args and isinstance(args[0], Tensor) else None
-    if entered is None or not entered.dim() or len(entered) != len(output) or len(output) < FEW or entered.is_complex():
+    if entered is None or entered.layout is not torch.strided or not entered.dim():
+        return []
+    if len(entered) != len(output) or len(output) < FEW or entered.is_complex():
         return []
     corners = [part[:SOME].reshape(min(len(part), SOME), -1) for part in (entered, output)]
     columns = [corner[:, :: max(-(-corner.shape[1] // SOME), 1)].to(output.device, torch.float32) for corner in corners]

@@ -92,7 +92,8 @@ class TrainingLoop:
 
     def attach(self) -> contextlib.ExitStack:
         """Attach all instruments and plan the first step; closing the returned stack undoes it."""
-        self.instruments.loss.on_pass = self.instruments.blocks.store.on_backward = self.notice_lonely
+        self.instruments.blocks.store.on_backward = self.notice_lonely
+        self.instruments.loss.on_pass = partial(self.notice_lonely, begins=True)
         self.hand.on_pass, self.hand.on_step = self._read_pass, self.step_by_hand
         with self.hand.attach() as stack:
             # First of all hooks, so that what other instruments do after the step does not count as the step's time.
@@ -203,11 +204,11 @@ class TrainingLoop:
         if last and self.pace.make_up():
             self._hand_over(self.quiet.last_step(self._transfer))
 
-    def notice_lonely(self) -> None:
+    def notice_lonely(self, *, begins: bool = False) -> None:
         """Count a backward pass once, as it begins; those that lead to no step make a record for the rules."""
         if self._due and self.instruments.loss.passes.begun >= MOST_READ:
             self._due = self.instruments.give_up()
-        if self.hand.on and not self.instruments.loss.passes.under:
+        if begins and self.hand.on:
             self.hand.begin()
         # What reaches a block while a pass is under way belongs to that pass.
         if self.open is None and not (self.lonely.over or self.instruments.loss.passes.under):

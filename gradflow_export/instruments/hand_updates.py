@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -24,9 +24,9 @@ from gradflow_export.metrics.arrays.checksum import checksum
 class HandUpdates:
     """Finds where a loop without an optimizer has updated the weights, and which gradients it did that with.
 
-    The update lies between the end of a backward pass and the next call of the model, or the next backward pass where
-    no module is called; there weights are compared, all of them. Gradients are read as the pass ends, for most such
-    loops clear them with the update.
+    The first update is found as the next backward pass begins: of most loops an optimizer has stepped by then. Once it
+    is known that there is none, weights are looked at when the model is called again, and gradients are read as each
+    pass ends, for most such loops clear them with the update; those of the first step are read only if they are kept.
 
     Args:
         model: Returns the model.
@@ -46,10 +46,8 @@ class HandUpdates:
         self.on_pass: Callable[[nn.Module, bool], None] = lambda _model, _again: None
         self.on_step: Callable[[nn.Module], None] = lambda _model: None
         self.on, self._waits, self._read = True, False, False
-        self._sums: list[Tensor | None] | None = None
-        self._versions: list[tuple[int, int]] = []
-        self._counted = True
-        self._alone: bool | None = None
+        self._by_hand: bool | None = None
+        self._before: list[tuple[object, ...]] = []
         self._gradients: list[tuple[int, int] | None] = []
         self._modules: dict[int, weakref.ref[nn.Module]] = {}
         self._handle: RemovableHandle | None = None
@@ -57,34 +55,32 @@ class HandUpdates:
     def begin(self) -> None:
         """Take notice of a backward pass that begins; an update before it makes a step."""
         self.look()
-        self._wait()
+        model = self._model()
+        if not self._waits and model is not None:
+            self._waits, self._before = True, _known(model)
 
     def over(self) -> None:
         """Take notice of the end of a backward pass that added to gradients."""
         model = self._model()
-        if model is None or not self.on:
+        if model is None or not (self.on and self._by_hand):
             return
         self.on_pass(model, self._read)
         self._read, self._gradients = True, [stamp(p.grad) for p in _trained(model)]
-        self._wait()
+        if self._handle is None and not (self._code is not None and self._code.found):
+            self._modules = {id(m): weakref.ref(m) for m in model.modules()}
+            self._handle = register_module_forward_pre_hook(self._hook)
 
     def look(self) -> None:
         """Report a step where the weights are others than at the last backward pass."""
         self._unhook()
-        if not (self._waits and self.on):
-            return
         model = self._model()
-        if model is None:
+        if not (self._waits and self.on) or model is None or self._by_hand is False or _stand_in(model):
             return
-        trained = _trained(model)
-        if _versions(trained) == self._versions:
-            sums = zip(trained, self._sums or (), strict=False)
-            if not any(s is not None and not torch.equal(s, _sum(p, s)) for p, s in reversed([*sums])):
-                return
-            self._counted = False
-        if self._alone is None:  # once, for it looks at every object there is
-            self._alone = not _are_held(trained)
-        if self._alone:
+        if _known(model) == self._before:
+            return
+        if self._by_hand is None:  # once, for it looks at every object there is
+            self._by_hand = not _are_held(_trained(model))
+        if self._by_hand:
             self.on_step(model)
 
     def end(self, model: nn.Module) -> None:
@@ -96,27 +92,13 @@ class HandUpdates:
         if not pairs or not (cleared or all(stamp(g) == before for g, before in known)):
             self.on_pass(model, self._read)
         self._unhook()
-        self._waits = self._read = False
+        self._by_hand, self._waits, self._read = True, False, False
 
     def attach(self) -> contextlib.ExitStack:
         """Return a stack whose closing ends it."""
         stack = contextlib.ExitStack()
         stack.callback(self._unhook)
         return stack
-
-    def _wait(self) -> None:
-        """Watch for an update from here on."""
-        model = self._model()
-        if model is None:
-            return
-        if not self._waits:
-            self._waits, trained = True, _trained(model)
-            self._versions = _versions(trained)
-            # Counted only until it is known that versions tell: writes to ``.data`` leave them as they are.
-            self._sums = None if self._counted and self._sums is not None else [checksum(p) for p in trained]
-        if self._handle is None and not (self._code is not None and self._code.found):
-            self._modules = {id(m): weakref.ref(m) for m in model.modules()}
-            self._handle = register_module_forward_pre_hook(self._hook)
 
     def _unhook(self) -> None:
         handle, self._handle = self._handle, None
@@ -133,14 +115,15 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def _versions(parameters: list[nn.Parameter]) -> list[tuple[int, int]]:
-    """Return what changes with a write that PyTorch counts, and with another tensor in the same place."""
-    return [(torch_private.version(p), p.data_ptr() if type(p) is nn.Parameter else id(p)) for p in parameters]
+def _stand_in(model: nn.Module) -> bool:
+    """Whether tensors stand in for the parameters, as ``functional_call`` has it while it runs."""
+    return not all(isinstance(p, nn.Parameter) for p in model.parameters())
 
 
-def _sum(parameter: nn.Parameter, like: Tensor) -> Tensor:
-    now = checksum(parameter)
-    return torch.zeros_like(like) if now is None else now
+def _known(model: nn.Module) -> list[tuple[object, ...]]:
+    """Return what is another thing after any update: of each parameter the count of writes and a sum over its bits."""
+    sums = [(p, checksum(p)) for p in _trained(model)]
+    return [(torch_private.version(p), None if s is None else int(s)) for p, s in sums]
 
 
 def _are_held(parameters: list[nn.Parameter]) -> bool:

@@ -337,6 +337,15 @@ def test_an_interrupt_ends_every_process_and_reports_what_is_known(script, optio
     assert left_behind(below) == []
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C as in a terminal: a process in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("number", [1, 3, 9])
 def test_nothing_is_awaited_after_an_interrupt(script, monkeypatch, fresh, number):
@@ -370,6 +379,7 @@ def test_nothing_is_awaited_after_an_interrupt(script, monkeypatch, fresh, numbe
     assert left_behind(set(psutil.Process().children(recursive=True)) - others) == []
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_a_process_begins_comes_after_it(script):
     """A child that was forked is known before KeyboardInterrupt is raised, and one that was swallowed comes again."""
     with Laboratory(Target(script), jobs=1, in_place=True) as laboratory:

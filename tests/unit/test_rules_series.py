@@ -504,7 +504,7 @@ def updates(step, values, rates, grads, weights=None, trainable=None, changed=No
 
 REASONS = (
     ("learning rate 0", {"w": 0.0}, {"w": 0.0}, {"w": 1.0}),
-    ("not in an optimizer", {"w": None}, {"w": None}, {"w": 1.0}),
+    ("not in an optimizer", {"w": None, "v": 0.1}, {"w": None, "v": 0.1}, {"w": 1.0, "v": 1.0}),
     ("no gradient", {"w": 0.0}, {"w": 0.1}, {"w": None}),
     ("zero gradient", {"w": 0.0}, {"w": 0.1}, {"w": 0.0}),
     ("rounding", {"w": 0.0}, {"w": 0.1}, {"w": 1e-3}),
