@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import constant_level, still_falls
 from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import stuck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +22,9 @@ class WeightDecay(Rule):
 
     What is learned moves weights here and there; only decay shrinks all of them together, and so fast only where it is
     the greater part of each step. A usual decay halves a weight that nothing else moves in ten thousand steps. Weights
-    that began too small or too large for their number of inputs are not judged.
+    that began too small or too large for their number of inputs are not judged; a table has no such number.
+
+    Where the best constant's loss is not known, the loss must lie where it began, or next to nothing be left of them.
 
     Attributes:
         shrunk: Share of its first size to which a weight has shrunk.
@@ -28,6 +32,7 @@ class WeightDecay(Rule):
         share: Least share of the weights.
         usual: Least and greatest gain with which the weights that are judged begin.
         level: Least share of the best constant's loss that is left.
+        gone: Share of its size at which next to nothing is left of a weight.
         patience: Losses, which are read at every step.
     """
 
@@ -36,6 +41,7 @@ class WeightDecay(Rule):
     share: float = 0.5
     usual: tuple[float, float] = (0.1, 4.0)
     level: float = 0.6
+    gone: float = 0.05
     patience: int = 3
     heal: int = 1000
 
@@ -46,15 +52,19 @@ class WeightDecay(Rule):
         "loss.over_constant",
         "parameter.weight_norm",
         "parameter.initial_gain",
+        "parameter.row_parting",
     )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the last sizes of the weights that were read."""
-        if not median(history.run("loss").values[-5:]) >= self.level * constant_level(history):
+        level = constant_level(history)
+        if median(history.run("loss").values[-5:]) < self.level * level:
             return ()
         sizes, gains = history.at_sites("parameter.weight_norm"), history.at_sites("parameter.initial_gain")
-        known = dict(zip(gains.sites, gains.first.tolist(), strict=True))
         low, high = self.usual
+        # Gains are those of layers; rows are compared in tables as well.
+        known = dict.fromkeys(history.at_sites("parameter.row_parting").sites, low)
+        known.update(zip(gains.sites, gains.first.tolist(), strict=True))
         columns = [index for index, site in enumerate(sizes.sites) if low <= known.get(site, 0.0) <= high]
         near = sizes.steps >= record.step - self.steps
         if not columns or not near.any():
@@ -64,7 +74,8 @@ class WeightDecay(Rule):
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)
         left = np.where(told, now / np.where(told, begun, 1.0), 1.0)
         share, typical = float((left <= self.shrunk).mean()), median(left)
-        if share < self.share or still_falls(history):
+        nothing = typical <= self.gone or not math.isnan(level) or stuck(history, record.step, span=100)
+        if share < self.share or not nothing or still_falls(history):
             return ()
         return (
             Finding(

@@ -57,6 +57,36 @@ def test_decay_under_which_a_model_learns_is_left_in_peace(decay):
     assert trained(model, torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=decay)) == ()
 
 
+class Ratings(nn.Module):
+    """A rating is the product of two rows of tables, and a number that all ratings share."""
+
+    def __init__(self):
+        super().__init__()
+        self.users, self.items = nn.Embedding(40, 4), nn.Embedding(30, 4)
+        with torch.no_grad():
+            self.users.weight.mul_(0.3)
+            self.items.weight.mul_(0.3)
+        self.mean = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, user, item):
+        return (self.users(user) * self.items(item)).sum(1) + self.mean
+
+
+@pytest.mark.parametrize(("decay", "told"), [(0.3, True), (1e-5, False)])
+def test_tables_that_decay_faster_than_they_learn_are_told(decay, told):
+    """Also where the loss is written by hand, so that nobody knows the best constant's."""
+    torch.manual_seed(0)
+    model, users, items = Ratings(), torch.randn(40, 4), torch.randn(30, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-2, weight_decay=decay)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True).watch() as exporter:
+        for _ in range(150):
+            u, i = torch.randint(40, (64,)), torch.randint(30, (64,))
+            optimizer.zero_grad()
+            (model(u, i) - 3.0 - 0.3 * (users[u] * items[i]).sum(1)).pow(2).mean().backward()
+            optimizer.step()
+    assert ("weights decay" in {issue.cause for issue in exporter.issues}) is told
+
+
 class Headed(nn.Module):
     """Blocks in a list, and a head that may be deep."""
 
