@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradflow_export.autograd_graph.loss_graph import LAYERS, REACH, Node, through_shapes
 from gradflow_export.autograd_graph.loss_shape import shape_of
-from gradflow_export.autograd_graph.nodes import Op, below, by_number, inputs, kind_of
+from gradflow_export.autograd_graph.nodes import Op, below, by_number, inputs, kind_of, sources_in
 from gradflow_export.hooks.backward_listener import saved
 
 MOST_NODES = 4_000
 """A longer graph is followed no further."""
+_SCALED = 32
+"""Nodes that may stand between an input and the layer that it enters."""
 _FAR = 1e4
 """Limits of an activation that lie as far out are not meant to be reached."""
 NORMALISATIONS = frozenset(
@@ -166,8 +168,14 @@ def layers_behind(node: Node, names: Mapping[int, str]) -> Layers:
 def calls_of(layers: Layers, name: str) -> list[Tensor]:
     """Return what entered a layer from outside the model, once for each call; inputs may require a gradient."""
     made = ((node, *LAYERS[kind_of(node)][:2]) for node, each in layers.made if each == name)
-    entered = (saved(node, held) for node, held, data in made if kind_of(below(node, data)) in {"", Op.LEAF})
+    entered = (saved(node, held) for node, held, data in made if _is_outside(below(node, data)))
     return [each for each in entered if each is not None]
+
+
+def _is_outside(node: Node) -> bool:
+    """Whether no parameter has a part in what a node gives: inputs, or inputs that were scaled."""
+    made = {} if node is None else sources_in(node, _SCALED)
+    return made is not None and not any(isinstance(getattr(each, "variable", None), nn.Parameter) for each in made)
 
 
 def _enter(
