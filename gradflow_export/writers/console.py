@@ -29,6 +29,8 @@ BURST, REFILL_SECONDS = 10, 6.0
 """Issue lines that may come at once, and the seconds of the run after which one more may."""
 _NAMED = 4
 """Blocks that are named when watching begins."""
+_AT_END = 3
+"""Lines about issues of severity MEDIUM before the last one."""
 
 
 @final
@@ -40,7 +42,8 @@ class ConsoleWriter:
             ``sys.stderr`` is at that moment, above progress bars.
         every: Seconds of the records' own clock between lines of headline numbers; 0 prints one per record.
         verbose: 1: issues of severity HIGH and CRITICAL, at most ten at once and one every six seconds after that,
-            though the first of each type always. 2: every issue, with all of its advice, and headline numbers.
+            though the first of each type always; those of severity MEDIUM that are open at the end. 2: every issue,
+            with all of its advice, and headline numbers.
 
     Raises:
         ArgumentError: ``every`` is negative or NaN, or ``verbose`` is neither 1 nor 2.
@@ -112,6 +115,8 @@ class ConsoleWriter:
             return
         self._closed = True
         self._say_left_out()
+        for issue in self._untold()[:_AT_END]:
+            self._print(_opened(issue, stepped=self._last_step > 0), _level(issue.severity))
         if self._verdict is None:
             found = f"issues: {self._found}, still open: {len(self._open)}" if self._found else "no issues"
             self._print(f"closed after step {self._last_step}; {found}")
@@ -121,6 +126,14 @@ class ConsoleWriter:
         seen = self._last_step or self._passes
         ended = f"{when}: {self._verdict()}{self._next}" if seen else f"no step was recorded{_NO_STEP}"
         self._print(ended, _level(worst))
+
+    def _untold(self) -> list[Issue]:
+        """Return the first of each type that is open, that no line has told of, and that nothing else explains."""
+        first: dict[str, Issue] = {}
+        for issue in with_causes(self._open.values()):
+            if issue.severity >= Severity.MEDIUM and issue.explained_by is None:
+                first.setdefault(issue.issue_type.value, issue)
+        return [issue for kind, issue in first.items() if kind not in self._types] if self._verbose == 1 else []
 
     def _tell(self, issue: Issue, now: float) -> None:
         known = self._open.get(issue.key)

@@ -3,6 +3,7 @@
 import io
 import sys
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,6 +54,32 @@ def test_console_output_is_this_text():
     stream = io.StringIO()
     write_sample_run(ConsoleWriter(stream))
     assert stream.getvalue() == GOLDEN
+
+
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_what_is_open_at_the_end_is_told_with_its_fix_once(verbose):
+    """Issues of severity MEDIUM interrupt nobody; the end tells of those that are open, unless they were told before."""
+
+    def issue(kind, layer, severity, healed=None):
+        return Issue(kind, severity, layer, 1, 0.01, 0.5, "it is so.", f"mend {layer}.", (layer,), healed)
+
+    kinds = (IssueType.OVERFITTING, IssueType.OVERFITTING, IssueType.MEMORY_LEAK, IssueType.ROTATION, IssueType.LEAKAGE)
+    open_ones = [issue(kind, f"layer{i}", Severity.MEDIUM) for i, kind in enumerate(kinds)]
+    gone = issue(IssueType.SATURATION, "tanh", Severity.MEDIUM, healed=2)
+    told, slight = issue(IssueType.DESYNC, "fc", Severity.HIGH), issue(IssueType.BOTTLENECK, "fc", Severity.LOW)
+    stream = io.StringIO()
+    writer = ConsoleWriter(stream, verbose=verbose)
+    writer.write(StepRecord(1, 100.0, issues=(*open_ones, told, slight, replace(gone, healed_step=None))))
+    writer.write(StepRecord(2, 101.0, issues=(gone,)))
+    before = stream.getvalue()
+    writer.close()
+    *lines, verdict = stream.getvalue()[len(before) :].splitlines()
+    expected = [
+        f"gradflow: [MEDIUM] {kinds[i]} in layer{i} since step 1: it is so. Fix: mend layer{i}." for i in (0, 2, 3)
+    ]
+    assert lines == (expected if verbose == 1 else [])
+    assert "closed after step 2" in verdict
+    assert ("MEDIUM" in before) == (verbose == 2)
 
 
 def test_a_name_breaks_no_line():
