@@ -63,9 +63,12 @@ def test_from_a_loss_that_is_nan_to_the_layer_in_three_clicks():
 
 
 def test_every_command_has_its_line():
-    """The page lists what the command line knows, in its order and words."""
+    """The page lists what the command line knows, in its order and words, and what it shows can be typed."""
     (commands,) = (act for act in make_parser()._actions if isinstance(act, argparse._SubParsersAction))
-    listed = re.findall(
-        r"^\| `gradflow (\S+)` \| (.*) \|$", (DOCS / "commands.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
+    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `gradflow (\S+)` \| (.*) \|$", page, re.MULTILINE)
     assert listed == [(command.dest, command.help) for command in commands._choices_actions]
+    typed = [line.split() for line in re.findall(r"^gradflow (.+)$", page, re.MULTILINE)]
+    assert [line[0] for line in typed] == [name for name, _ in listed]
+    for line in typed:
+        make_parser().parse_args(line)
