@@ -128,7 +128,7 @@ class ConsoleWriter:
         self._print(ended, _level(worst))
 
     def _untold(self) -> list[Issue]:
-        """Return the first of each type that is open, that no line has told of, and that nothing else explains."""
+        """Return the first of each type that is open, that was not printed yet, and that nothing else explains."""
         first: dict[str, Issue] = {}
         for issue in with_causes(self._open.values()):
             if issue.severity >= Severity.MEDIUM and issue.explained_by is None:
