@@ -95,6 +95,21 @@ def fell_since(history: History, step: int, recent: int = 20, sure: float = 3.0)
     return fall(np.concatenate((early, late)), len(early)) >= sure
 
 
+def falls_again(history: History, since: int, sure: float = 2.5) -> bool:
+    """Whether a loss that rose falls since against its own noise; the first third is left out, for any leap settles.
+
+    A loss above the best constant's comes down to it by saying less: nothing is learned by that.
+
+    Args:
+        history: Holds ``loss`` and ``loss.over_constant``.
+        since: The first step after the rise.
+        sure: Least z-score.
+    """
+    steps, values = history.run("loss").all()
+    risen = values[steps >= since]
+    return fall(np.fmin(risen[len(risen) // 3 :], constant_level(history))) >= sure
+
+
 def no_better(history: History, site: str, level: float, readings: int) -> float | None:
     """Return the loss against the best constant where it is above ``level`` and was in most of the last readings.
 
