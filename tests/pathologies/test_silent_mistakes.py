@@ -460,6 +460,18 @@ def test_what_nothing_explains_is_not_learning():
     assert judged(lambda _: 1.0, NotLearning(), steps=99) == []
 
 
+@pytest.mark.parametrize(("share", "over"), [(1.0, False), (0.8, True)])
+def test_easier_batches_are_no_end_of_a_run_that_does_not_learn(share, over):
+    """The loss falls with that of the best constant answer, and the issue stays; below it the issue heals."""
+    judge, noise = Judge((NotLearning(),), strict=True), np.random.default_rng(0)
+    for step in range(1, 401):
+        now = (share if step > 200 else 1.0) + 0.01 * noise.normal()
+        loss = now * (1 - 0.001 * max(step - 150, 0))
+        evidence = evidence_of(step, {"loss.over_constant": {"head": now}, "loss.known": {"head": 1.0}})
+        judge.check(StepRecord(step, 0.0, (Reading.run("loss", loss),), evidence=evidence))
+    assert [issue.healed_step is not None for issue in judge.issues] == [over]
+
+
 def test_a_part_of_the_loss_that_others_drown():
     """Beside parts that are not known and fall, one whose targets depend on the inputs and whose predictions do not."""
     facts = {"loss.known": 0.0, "target.dependence": 100.0, "loss.sense": 0.1}
