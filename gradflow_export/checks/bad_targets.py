@@ -149,11 +149,9 @@ class SortedTargets(Check):
                 seen(record, "target.distinct", site) or 0.0,
             )
             entropy, count = seen(record, "loss.constant", site) or 0.0, seen(record, "loss.samples", site) or 0.0
-            if not seen(record, "loss.choice", site) or count < self.size:
-                continue
-            if len(past(history, "target.uniform_share", site)) < self.readings:
-                continue
-            if uniform < self.share or kinds < self.kinds or entropy < self.mixed:
+            few = count < self.size or len(past(history, "target.uniform_share", site)) < self.readings
+            mixed = uniform < self.share or kinds < self.kinds or entropy < self.mixed
+            if few or mixed or not seen(record, "loss.choice", site):
                 continue
             return (
                 Finding(

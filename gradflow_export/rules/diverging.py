@@ -140,9 +140,7 @@ class Diverging(Rule):
         away, since = every[left:], int(steps[min(left, len(steps) - 1)])
         if start - best < max(self.deviations * noise, 0.3 * start) or len(away) < 3:
             return ()
-        if steps[-1] - since < max(self.away, since / 2):
-            return ()
-        if falls_again(history, since):
+        if steps[-1] - since < max(self.away, since / 2) or falls_again(history, since):
             return ()
         now = median(loss.values[loss.steps >= since][-self.lasting // 2 :])
         return (

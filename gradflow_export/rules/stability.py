@@ -248,9 +248,8 @@ class LossSpike(Rule):
         loss = history.run("loss")
         past, now = loss.values[-11:-1], loss.last
         past = past[np.isfinite(past)]
-        if len(past) < self.least or not math.isfinite(now):
-            return ()
-        if now <= (self.factor if loss.low >= 0 else 1.0) * np.maximum.reduce(past):  # no limit is below
+        top = (self.factor if loss.low >= 0 else 1.0) * past.max(initial=-math.inf)  # no limit is below
+        if len(past) < self.least or not math.isfinite(now) or now <= top:
             return ()
         usual = median(past)
         limit = self._positive_limit(past, loss.first, _greatest(loss)) if loss.low >= 0 else self._signed_limit(past)
