@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.statistics import median
-from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
 from gradflow_export.rules.evidence import layers_of, no_better, past, seen, still_falls
 from gradflow_export.rules.history import History
@@ -149,11 +149,9 @@ class SortedTargets(Check):
                 seen(record, "target.distinct", site) or 0.0,
             )
             entropy, count = seen(record, "loss.constant", site) or 0.0, seen(record, "loss.samples", site) or 0.0
-            if not seen(record, "loss.choice", site) or count < self.size:
-                continue
-            if len(past(history, "target.uniform_share", site)) < self.readings:
-                continue
-            if uniform < self.share or kinds < self.kinds or entropy < self.mixed:
+            few = count < self.size or len(past(history, "target.uniform_share", site)) < self.readings
+            mixed = uniform < self.share or kinds < self.kinds or entropy < self.mixed
+            if few or mixed or not seen(record, "loss.choice", site):
                 continue
             return (
                 Finding(
@@ -245,11 +243,10 @@ class UnrelatedTargets(Check):
             z, rows = seen(record, "target.dependence", site), seen(record, "target.tested", site) or 0.0
             if z is None or not z < self.sure or rows < self.tested or record.step < self.settle:
                 continue
-            # Over many tasks targets may not depend on the inputs where weights are adapted to each of them.
-            if not seen(record, "loss.known", site) or seen(record, "target.distinct", site) is None:
-                continue
             tests = past(history, "target.dependence", site)
-            if median(tests[-5:]) >= self.usual:
+            # Over many tasks targets may not depend on the inputs where weights are adapted to each of them.
+            tasks = not seen(record, "loss.known", site) or seen(record, "target.distinct", site) is None
+            if tasks or median(tests[-5:]) >= self.usual:
                 continue
             share = no_better(history, site, self.level, 5)
             agreement = (history.run("gradient.cosine").values + margins(history, "gradient.cosine"))[-30:]
@@ -257,9 +254,8 @@ class UnrelatedTargets(Check):
                 share = None
             if share is None and len(tests) >= self.many:
                 share = no_better(history, site, self.heart, 8)
-            if share is None:
-                continue
-            if (seen(record, "target.uniform_share", site) or 0.0) > 0.5 or still_falls(history):
+            uniform = seen(record, "target.uniform_share", site) or 0.0
+            if share is None or uniform > 0.5 or still_falls(history):
                 continue
             return (
                 Finding(
@@ -279,6 +275,11 @@ class UnrelatedTargets(Check):
                 ),
             )
         return ()
+
+    def refuted(self, issue: Issue, history: History) -> bool:
+        """Whether the last two tests found a dependence at every loss: later on there are few."""
+        tests = [past(history, "target.dependence", site)[-2:] for site in history.at_sites("target.dependence").sites]
+        return bool(tests) and min(map(median, tests)) >= self.sure
 
 
 @dataclass(frozen=True, kw_only=True)

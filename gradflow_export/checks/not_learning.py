@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import fell, fell_since, layers_of, no_better, past, seen, still_falls
+from gradflow_export.rules.evidence import fell, fell_since, layers_of, no_better, none_better, past, seen, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import solved
 
@@ -115,7 +115,7 @@ class NotLearning(Check):
         sites = layers_of(record, "loss.over_constant") if record.step >= self.settle else ()
         known = all(seen(record, "loss.known", site) for site in sites)
         stuck = {site: no_better(history, site, self.level, self.readings) for site in sites}
-        shares = {s: v for s, v in stuck.items() if v is not None and not self._excused(record, history, s)}
+        shares = {s: v for s, v in stuck.items() if v is not None and not self._excused(history, s)}
         worst = max(shares.values(), default=0.0)
         falls = solved(history) or still_falls(history) or (worst > self.wild and fell(history))
         whole = known and len(shares) == len(sites) and not falls
@@ -145,21 +145,26 @@ class NotLearning(Check):
         )
 
     def refuted(self, issue: Issue, history: History) -> bool:
-        """Whether the loss has fallen since: it is read more often than the best constant's."""
-        return issue.layer == "" and fell_since(history, issue.step)
+        """Whether the loss has fallen since, and not only because the batches became easier."""
+        return issue.layer == "" and fell_since(history, issue.step) and not self.lasts(issue, history)
+
+    def lasts(self, issue: Issue, history: History) -> bool:
+        """Return whether every loss is at the level of a constant answer still; a fall by chance is no end of it."""
+        learns = any(self._excused(history, site) for site in history.at_sites("loss.over_constant").sites)
+        return issue.layer == "" and not learns and none_better(history, self.level, self.readings) is not None
 
     def _unread(self, record: StepRecord, history: History, site: str) -> bool:
         """Whether a part's targets are known to depend on the inputs, and its predictions were looked at."""
         tests, goes = past(history, "target.dependence", site), past(history, "loss.sense", site)
         return record.step >= self.patient and len(goes) >= self.readings and bool((tests[-1:] >= self.sure).any())
 
-    def _excused(self, record: StepRecord, history: History, site: str) -> bool:
+    def _excused(self, history: History, site: str) -> bool:
         """Whether something is learned, however little, or targets are to be judged first."""
         tests, goes = past(history, "target.dependence", site), past(history, "loss.sense", site)
         uniform = past(history, "target.uniform_share", site)
         return (
             # It may be the targets' fault, and soon be reported as such.
-            (record.step < self.patient and len(tests) > 0 and bool(tests[-1] < self.sure))
+            ((history.run("loss").steps[-1:] < self.patient).any() and len(tests) > 0 and bool(tests[-1] < self.sure))
             or (len(goes) > 0 and float(goes.sum()) >= self.sure * len(goes) ** 0.5)
             or (len(uniform) > 0 and bool(uniform[-1] > 0.5))
         )

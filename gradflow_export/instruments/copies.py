@@ -42,8 +42,9 @@ class CopyInstrument(Instrument):
     """Reads, while armed, how far copies are apart.
 
     Copies that nobody named are parameters that begin with the same entries and get parallel gradients: those of one
-    tensor that is kept twice are, and those of layers that merely began alike are not. A head that begins with the
-    weights of an embedding was meant to share them.
+    tensor that is kept twice are, and those of layers that merely began alike are not. One reading in which they are
+    not parallel is enough: what lies between two layers may later fade, as under weight decay, until one gradient
+    reaches both. A head that begins with the weights of an embedding was meant to share them.
 
     Args:
         model: The unwrapped model; only weak references to its tensors are kept.
@@ -62,6 +63,7 @@ class CopyInstrument(Instrument):
         self._model = weakref.ref(model)
         self._named = named_copies(model, copies)
         self._found: list[_Held] | None = None
+        self._parted: dict[str, Tensor] = {}
         self._armed = False
         self._out: Drained = []
 
@@ -84,6 +86,7 @@ class CopyInstrument(Instrument):
         """Begin; closing the returned stack forgets everything."""
         stack = contextlib.ExitStack()
         stack.callback(self._named.clear)
+        stack.callback(self._parted.clear)
         stack.callback(self.forget)
         return stack
 
@@ -102,8 +105,11 @@ class CopyInstrument(Instrument):
             told = {name: _gap(a, b) for name, a, b in _held(self._named)}
             owned = {id(p) for p in step.owned.parameters} if self._found else set()
             for name, a, b in _held(self._found):
-                if id(a) in owned and name not in told and (gap := _parallel_gap(a, b)) is not None:
-                    told[name] = gap
+                if id(a) in owned and name not in told and (cosine := _cosine(a, b)) is not None:
+                    # A device tensor, so that nothing waits; gradients of 0 have no direction, and tell nothing.
+                    parted = self._parted.get(name, torch.zeros_like(cosine)).to(cosine.device) + (cosine < PARALLEL)
+                    self._parted[name] = parted
+                    told[name] = torch.where((cosine >= PARALLEL) & (parted == 0), _gap(a, b), torch.nan)
         if told:
             device = next(iter(told.values())).device
             values = torch.stack([value.to(device) for value in told.values()])
@@ -250,8 +256,8 @@ def _gap(a: Tensor, b: Tensor) -> Tensor:
     return (one - other).abs().amax() / torch.maximum(one.abs().amax(), other.abs().amax()).clamp_min(1e-300)
 
 
-def _parallel_gap(a: Tensor, b: Tensor) -> Tensor | None:
-    """Return how far two parameters are apart, NaN where their gradients are not parallel; ``None`` without any.
+def _cosine(a: Tensor, b: Tensor) -> Tensor | None:
+    """Return how parallel the gradients of two parameters are, 0 to 1; NaN where one is 0, ``None`` without any.
 
     What is the same in all entries of a gradient, as that of a penalty, tensors share that have nothing in common.
     """
@@ -259,5 +265,4 @@ def _parallel_gap(a: Tensor, b: Tensor) -> Tensor | None:
         return None
     one, other = (even_sample(local(g), ENTRIES).double() for g in (a.grad, b.grad))
     one, other = one - one.mean(), other - other.mean()
-    cosine = torch.dot(one, other) / (one.norm() * other.norm())
-    return torch.where(cosine.abs() >= PARALLEL, _gap(a, b), torch.full_like(cosine, torch.nan))
+    return (torch.dot(one, other) / (one.norm() * other.norm())).abs()

@@ -11,7 +11,7 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import constant_level, fall, none_better, past, supervised
+from gradflow_export.rules.evidence import constant_level, falls_again, none_better, past, supervised
 from gradflow_export.rules.history import History
 
 _CAUSES = (
@@ -140,10 +140,7 @@ class Diverging(Rule):
         away, since = every[left:], int(steps[min(left, len(steps) - 1)])
         if start - best < max(self.deviations * noise, 0.3 * start) or len(away) < 3:
             return ()
-        if steps[-1] - since < max(self.away, since / 2):
-            return ()
-        # A loss above the best constant's comes down to it by saying less: nothing is learned by that.
-        if fall(np.fmin(away[len(away) // 3 :], constant_level(history))) >= 2.5:
+        if steps[-1] - since < max(self.away, since / 2) or falls_again(history, since):
             return ()
         now = median(loss.values[loss.steps >= since][-self.lasting // 2 :])
         return (

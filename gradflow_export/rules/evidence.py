@@ -78,21 +78,38 @@ def fell(history: History, sure: float = 3.0) -> bool:
     return fall(history.run("loss").whole()[1]) >= sure
 
 
-def fell_since(history: History, step: int, recent: int = 20, sure: float = 3.0) -> bool:
+def fell_since(history: History, step: int, recent: int = 20, sure: float = 4.0, apart: float = 3.0) -> bool:
     """Whether the last losses lie below those up to a step, against their own noise; the first steps are left out.
 
     Args:
         history: Holds ``loss``.
         step: The last of the earlier ones.
         recent: How many of the last losses are looked at, where there are twice as many earlier ones.
-        sure: Least z-score.
+        sure: Least z-score; where every step asks, one in nine stationary runs of 500 steps reaches 3 by chance.
+        apart: Least z-score where every late loss lies below every early one: few losses reach no more.
     """
     loss = history.run("loss")
     steps, values = loss.whole()
     early = values[steps <= step]
     early = early[len(early) // 3 :]
     late = loss.values[loss.steps > step][-min(recent, max(len(early) // 2, 1)) :]
-    return fall(np.concatenate((early, late)), len(early)) >= sure
+    least = apart if late.max(initial=-math.inf) < early.min(initial=math.inf) else sure
+    return fall(np.concatenate((early, late)), len(early)) >= least
+
+
+def falls_again(history: History, since: int, sure: float = 2.5) -> bool:
+    """Whether a loss that rose falls since against its own noise; the first third is left out, for any leap settles.
+
+    A loss above the best constant's comes down to it by saying less: nothing is learned by that.
+
+    Args:
+        history: Holds ``loss`` and ``loss.over_constant``.
+        since: The first step after the rise.
+        sure: Least z-score.
+    """
+    steps, values = history.run("loss").all()
+    risen = values[steps >= since]
+    return fall(np.fmin(risen[len(risen) // 3 :], constant_level(history))) >= sure
 
 
 def no_better(history: History, site: str, level: float, readings: int) -> float | None:

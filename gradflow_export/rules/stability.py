@@ -12,6 +12,7 @@ import numpy.typing as npt
 from gradflow_export.records.statistics import median, theil_sen_bounds
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.evidence import falls_again
 from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.sampled import margins
 from gradflow_export.rules.signals import Floats
@@ -208,7 +209,8 @@ class LossSpike(Rule):
     it leapt nearly as far and came back, as where a batch holds a rare kind of sample now and then, the run leaps by
     its data; only a loss ten times the usual one is reported then. A loss that the run has seen before, as where harder
     data come after easy ones, or a network that is compared with is brought up to date, matters little: it is reported
-    as LOW. It lasts while the loss lies nearer to its first than to what it was before.
+    as LOW. It lasts while the loss lies nearer to its first than to what it was before, and does not fall again, as it
+    does where learning goes on from a new level.
 
     Source: modified z-score with the median absolute deviation, Iglewicz and Hoaglin 1993.
 
@@ -239,16 +241,15 @@ class LossSpike(Rule):
 
     name: ClassVar[str] = "loss-spike"
     needs: ClassVar[tuple[str, ...]] = ("loss",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate")
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate", "loss.over_constant")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the newest loss against those before it."""
         loss = history.run("loss")
         past, now = loss.values[-11:-1], loss.last
         past = past[np.isfinite(past)]
-        if len(past) < self.least or not math.isfinite(now):
-            return ()
-        if now <= (self.factor if loss.low >= 0 else 1.0) * np.maximum.reduce(past):  # no limit is below
+        top = (self.factor if loss.low >= 0 else 1.0) * past.max(initial=-math.inf)  # no limit is below
+        if len(past) < self.least or not math.isfinite(now) or now <= top:
             return ()
         usual = median(past)
         limit = self._positive_limit(past, loss.first, _greatest(loss)) if loss.low >= 0 else self._signed_limit(past)
@@ -278,16 +279,16 @@ class LossSpike(Rule):
         )
 
     def lasts(self, issue: Issue, history: History) -> bool:
-        """Return whether most of what the loss had gained before it leapt is still lost, however few losses follow."""
+        """Return whether most of what the loss had gained before it leapt is still lost, and it falls no more."""
         loss = history.run("loss")
-        near = int((loss.steps < issue.step).sum()) >= self.least
-        steps, every = (loss.steps.astype(np.float64), loss.values) if near else loss.whole()
+        steps, every = loss.all()
         before, now = every[steps < issue.step][-10:], loss.values[loss.steps >= issue.step][-5:]
         before, now = before[np.isfinite(before)], now[np.isfinite(now)]
         if len(before) < self.least or not len(now):
             return False
         usual = median(before)
-        return 2 * median(now) > usual + (loss.first if loss.first > usual else issue.value)
+        lost = 2 * median(now) > usual + (loss.first if loss.first > usual else issue.value)
+        return lost and not falls_again(history, issue.step)
 
     def _severity(self, loss: RunSeries, now: float, usual: float) -> Severity:
         greatest = _greatest(loss)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
+from gradflow_export.checks.bad_targets import UnrelatedTargets
 from gradflow_export.checks.not_learning import NotLearning
 from gradflow_export.checks.wrong_loss import WrongLoss
 from gradflow_export.records.evidence import evidence_of
@@ -458,6 +459,31 @@ def test_what_nothing_explains_is_not_learning():
     (found,) = judged_issues(lambda _: 1.0, NotLearning())
     assert "% of that of the best constant answer" in found.message, "nobody says that a loss is 1 times another"
     assert judged(lambda _: 1.0, NotLearning(), steps=99) == []
+
+
+@pytest.mark.parametrize(("later", "over"), [((4.0, 3.5), True), ((4.0, 0.5), False)])
+def test_two_tests_on_end_that_find_a_dependence_end_unrelated_targets(later, over):
+    """Tests become rare: the last ones count, and a single one of them may be chance."""
+    judge, noise = Judge((UnrelatedTargets(),), strict=True), np.random.default_rng(0)
+    for step, z in enumerate((*(0.5,) * 60, *later, *(None,) * 10), start=1):
+        facts = {"loss.over_constant": 1.0, "loss.known": 1.0, "target.distinct": 9.0, "target.tested": 256.0}
+        facts |= {} if z is None else {"target.dependence": z}
+        evidence = evidence_of(step, {name: {"head": value} for name, value in facts.items()})
+        readings = Reading.run("loss", 1 + 0.05 * noise.normal()), Reading.run("gradient.cosine", 0.0)
+        judge.check(StepRecord(step, 0.0, readings, evidence=evidence))
+    assert [issue.healed_step is not None for issue in judge.issues] == [over]
+
+
+@pytest.mark.parametrize(("share", "over"), [(1.0, False), (0.8, True)])
+def test_easier_batches_are_no_end_of_a_run_that_does_not_learn(share, over):
+    """The loss falls with that of the best constant answer, and the issue stays; below it the issue heals."""
+    judge, noise = Judge((NotLearning(),), strict=True), np.random.default_rng(0)
+    for step in range(1, 401):
+        now = (share if step > 200 else 1.0) + 0.01 * noise.normal()
+        loss = now * (1 - 0.001 * max(step - 150, 0))
+        evidence = evidence_of(step, {"loss.over_constant": {"head": now}, "loss.known": {"head": 1.0}})
+        judge.check(StepRecord(step, 0.0, (Reading.run("loss", loss),), evidence=evidence))
+    assert [issue.healed_step is not None for issue in judge.issues] == [over]
 
 
 def test_a_part_of_the_loss_that_others_drown():

@@ -363,6 +363,37 @@ def test_copies_that_drift_apart(named, shared, apart):
     assert all({"left.weight", "right.weight"} <= set(issue.layers) for issue in found)
 
 
+class Stream(nn.Module):
+    """A layer, and one beside it that adds to what the first gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.lift, self.branch, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        for layer in (self.lift, self.branch):
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x):
+        h = self.lift(x)
+        return self.head(h + self.branch(torch.tanh(h)))
+
+
+def test_layers_whose_gradients_become_one_are_no_copies():
+    """As what lies between them fades, biases that began at 0 get one gradient: they had their own before."""
+    torch.manual_seed(0)
+    model = Stream()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for step in range(15):
+            optimizer.zero_grad()
+            x = torch.randn(16, 8)
+            F.cross_entropy(model(x), (x[:, 0] > 0).long()).backward()
+            optimizer.step()
+            if step >= 4:
+                model.branch.weight.data.zero_()
+        found = [issue.layers for issue in exporter.issues if issue.issue_type is IssueType.DESYNC]
+    assert found == []
+
+
 def test_copies_must_be_there_and_alike():
     """The message names what is unknown, or does not fit."""
     model = mlp()

@@ -43,6 +43,23 @@ def test_a_loss_that_the_run_has_seen_before_is_no_spike_that_matters():
     assert broken.severity is Severity.HIGH
 
 
+@pytest.mark.parametrize(("rate", "over"), [(0.98, True), (1.0, False)])
+def test_a_new_level_from_which_learning_goes_on_is_no_open_spike(rate, over):
+    """A change of the data puts the loss far above its past for good; the spike is over once it falls from there."""
+    draw = random.Random(0)
+    learned = [2.0 * 0.9**i for i in range(30)]
+    (issue,) = issues(LossSpike(), loss=[*learned, *(60.0 * rate**i * draw.uniform(0.9, 1.1) for i in range(60))])
+    assert (issue.healed_step is not None) is over
+
+
+def test_a_spike_that_comes_down_to_a_constant_answer_stays_open():
+    """After a step that broke the model the loss falls to that of saying one thing: nothing has come back."""
+    draw = random.Random(0)
+    losses = [2.0 * 0.9**i for i in range(30)] + [2.0 + 20 * 0.9**i + draw.uniform(0.0, 0.01) for i in range(60)]
+    (issue,) = issues(LossSpike(), loss=losses, loss__over_constant=[{"head": loss / 2} for loss in losses])
+    assert issue.healed_step is None
+
+
 def test_a_signed_loss_must_leave_its_range_to_matter():
     """A likelihood that falls below 0 may come back to its first values; far above them it has broken."""
     learned = [1.0 - 0.1 * i for i in range(30)]
