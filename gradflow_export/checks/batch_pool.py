@@ -20,6 +20,7 @@ from gradflow_export.metrics.dependence import (
     MOST_ROWS,
     any_dependence,
     dependence_on_tokens,
+    explained,
     linear_dependence,
     unbent,
 )
@@ -40,6 +41,8 @@ LEVEL = 0.8
 """The tests of dependence are made only while the loss is above this share of the best constant's."""
 TESTED_EVERY = 3
 """Readings between two tests."""
+FITTED = 12
+"""Readings before samples are fitted in closed form."""
 SMALL = 1e-6
 WEIGHED = 256
 """Fewest labels whose frequency is laid beside the weights of their classes."""
@@ -332,6 +335,8 @@ class Remembered:
         else:
             z = float(np.fmax(any_dependence(x, y), linear_dependence(every_x, every_y)))
         out = {"target.dependence": z, "target.tested": float(len(x))}
+        if self._readings >= FITTED and not found.tokens:
+            out["target.explained"] = explained(x, y)
         if not (found.bends or found.tokens):
             out["loss.unbent"] = unbent(x, y)
         return out
