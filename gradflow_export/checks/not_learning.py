@@ -187,8 +187,8 @@ class NotLearning(Check):
             ("",),
             share,
             1.0 - self.hardly * fit,
-            f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant answer, while a "
-            f"fit in closed form explains {number(100 * fit)} % of what its targets vary by: they can be learned.",
+            f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant answer, while "
+            f"a fit in closed form explains {number(100 * fit)} % of what its targets vary by: they can be learned.",
             _LEFT,
             cause="left to learn",
             urgent=True,  # what it was judged by are many readings already

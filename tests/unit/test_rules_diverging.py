@@ -75,7 +75,9 @@ def below_zero(losses, known):
     return judge.issues
 
 
-@pytest.mark.parametrize(("error", "told"), [(lambda t: 1 + t**2, True), (lambda t: 30.0, False), (lambda t: 9.0, False)])
+@pytest.mark.parametrize(
+    ("error", "told"), [(lambda t: 1 + t**2, True), (lambda t: 30.0, False), (lambda t: 9.0, False)]
+)
 def test_a_loss_that_falls_while_the_error_in_it_rises(error, told):
     """What a part with the wrong sign does; an error that is large from the first on is another matter."""
     judge = Judge([Diverging()], strict=True)
