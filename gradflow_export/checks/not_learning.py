@@ -18,6 +18,7 @@ _OTHERS = tuple(
     if kind not in {IssueType.NOT_LEARNING, IssueType.MEMORY_USAGE, IssueType.MEMORY_LEAK, IssueType.HEAD_REDUNDANCY}
 )
 
+_OPEN = "left to learn"
 _FIT_FIRST = (
     "first fit one batch, for _ in range(200): step(x, y): where its loss does not go to 0, the graph, the rate or the "
     "optimizer is at fault, else the data; then try ten times and a tenth of the rate."
@@ -164,7 +165,7 @@ class NotLearning(Check):
 
     def refuted(self, issue: Issue, history: History) -> bool:
         """Whether the loss has fallen since: it is read more often than the best constant's."""
-        return issue.layer == "" and fell_since(history, issue.step)
+        return issue.layer == "" and issue.cause != _OPEN and fell_since(history, issue.step)
 
     def _fit(self, record: StepRecord, history: History, site: str) -> tuple[float, float]:
         """Return what a fit in closed form explains of targets of which the model has learned nearly nothing.
@@ -190,7 +191,8 @@ class NotLearning(Check):
             f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant answer, while "
             f"a fit in closed form explains {number(100 * fit)} % of what its targets vary by: they can be learned.",
             _LEFT,
-            cause="left to learn",
+            cause=_OPEN,
+            origin=_OPEN,
             urgent=True,  # what it was judged by are many readings already
             follows_from=_OTHERS,
         )

@@ -99,7 +99,7 @@ class LearningRate(Rule):
         _, past = loss.whole()
         # What comes after the first may be what too large a step did.
         first, now = min(median(past[:3]), loss.first), median(loss.values[-10:])
-        if loss.low < 0 and not self._warms_up(history):  # its level has no zero to compare with
+        if loss.low < 0 and not _warms_up(history):  # its level has no zero to compare with
             return tuple(self._timid(record, history, first, now))
         if not (first > 0 and np.isfinite(first)):
             return ()
@@ -179,7 +179,7 @@ class LearningRate(Rule):
         if rate.count > 1 and rate.high > 0 and rate.last < self.decayed * rate.high:
             yield from self._decayed(record, history, first, now)
             return
-        if self._warms_up(history):
+        if _warms_up(history):
             return
         updates, gradients = history.run("update.total_norm"), history.run("gradient.total_norm")
         norms = dict(zip(gradients.steps.tolist(), gradients.values.tolist(), strict=True))
@@ -217,12 +217,6 @@ class LearningRate(Rule):
             )
         found = _finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
         yield replace(found, follows_from=_FLAT)
-
-    def _warms_up(self, history: History) -> bool:
-        """Whether the rate rises fast: by a fifth and more within ten steps, however few of them were recorded."""
-        steps, rates = history.run("learning_rate").steps, history.run("learning_rate").values
-        before = rates[steps <= steps[-1:] - 10]
-        return len(before) > 0 and float(rates[-1]) > 1.2 * float(before[-1])
 
     def _timid(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         """Yield where gradients agree on a way down, at the level of a constant, and steps are too small to go it."""
@@ -279,6 +273,13 @@ class LearningRate(Rule):
         )
         found = _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
         yield replace(found, urgent=True)  # what it was judged by are many losses already
+
+
+def _warms_up(history: History) -> bool:
+    """Whether the rate rises fast: by a fifth and more within ten steps, however few of them were recorded."""
+    steps, rates = history.run("learning_rate").steps, history.run("learning_rate").values
+    before = rates[steps <= steps[-1:] - 10]
+    return len(before) > 0 and float(rates[-1]) > 1.2 * float(before[-1])
 
 
 def _usual(history: History, gain: float) -> npt.NDArray[np.intp]:
