@@ -20,6 +20,7 @@ from gradflow_export.metrics.dependence import (
     MOST_ROWS,
     any_dependence,
     dependence_on_tokens,
+    explained,
     linear_dependence,
     unbent,
 )
@@ -320,9 +321,8 @@ class Remembered:
         chosen = np.random.default_rng(0).permutation([*known.values()])
         every_x, every_y = (np.array([rows[index][part] for index in chosen], dtype=np.float64) for part in (0, 1))
         x, y = every_x[:MOST_ROWS], every_y[:MOST_ROWS]
-        if found.kind in PICKED and len(x) < PER_CLASS * math.exp(constant_loss("classes", y)):
-            return {}  # too few of each class to tell anything by
-        if not np.isfinite(every_x).all():
+        few = found.kind in PICKED and len(x) < PER_CLASS * math.exp(constant_loss("classes", y))
+        if few or not np.isfinite(every_x).all():  # too few of each class to tell anything by
             return {}
         if found.kind in PICKED:
             every_y = (every_y == distinct(every_y)[None, :64]).astype(np.float64)
@@ -332,6 +332,7 @@ class Remembered:
         else:
             z = float(np.fmax(any_dependence(x, y), linear_dependence(every_x, every_y)))
         out = {"target.dependence": z, "target.tested": float(len(x))}
+        out["target.explained"] = math.nan if found.tokens or self._readings <= 9 else explained(x, y)
         if not (found.bends or found.tokens):
             out["loss.unbent"] = unbent(x, y)
         return out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import fell, fell_since, layers_of, no_better, none_better, past, seen, still_falls
@@ -17,9 +18,14 @@ _OTHERS = tuple(
     if kind not in {IssueType.NOT_LEARNING, IssueType.MEMORY_USAGE, IssueType.MEMORY_LEAK, IssueType.HEAD_REDUNDANCY}
 )
 
+_OPEN = "left to learn"
 _FIT_FIRST = (
     "first fit one batch, for _ in range(200): step(x, y): where its loss does not go to 0, the graph, the rate or the "
     "optimizer is at fault, else the data; then try ten times and a tenth of the rate."
+)
+_LEFT = (
+    "compare what each layer gets: its learning rate (a group of its own?), the size of its first weights, dropout and "
+    "weight decay; then try ten times and a tenth of the rate."
 )
 _WEIGH = (
     "weigh this part more or the others less: sum a reconstruction over its features where a KL is summed, let the "
@@ -40,6 +46,10 @@ class NotLearning(Check):
     Beside parts that are unknown or learn, a part of the loss counts from step ``patient`` on where its targets are
     known to depend on the inputs, and its predictions do not go with them: the reconstruction of a VAE whose KL drowns
     it. Those of players of a game, in which a batch has one kind of target, and of policies tell nothing by their size.
+
+    Where a fit in closed form on some of the samples, each left out of its own fit, explains ``open`` and more of what
+    their targets vary by, the model must have learned more than ``hardly`` of that, or have come nearer to it by as
+    much; a loss below ``wild`` that falls is left alone.
 
     Whatever the loss: a model whose answers are one and the same for all samples of a batch, to the last digits, though
     what enters differs, in ``readings`` readings on end, does not use its inputs, or has averaged the samples away.
@@ -67,6 +77,8 @@ class NotLearning(Check):
         wild: A share of the best constant's loss that chance alone does not explain.
         patient: Steps in which targets without a trace of dependence on the inputs are left to BAD_TARGETS.
         sure: Least z-score that counts as dependence.
+        open: Least share of the variance that a fit in closed form explains where targets can be learned.
+        hardly: Share of that which counts as nearly nothing.
         readings: How many readings are looked at.
         heal: Many; what chance lets fall for a few readings is not learned.
     """
@@ -77,6 +89,8 @@ class NotLearning(Check):
     wild: float = 1.2
     patient: int = 200
     sure: float = 3.0
+    open: float = 0.3
+    hardly: float = 0.25
     readings: int = 5
     heal: int = 15
 
@@ -91,6 +105,7 @@ class NotLearning(Check):
         "loss.sense",
         "target.uniform_share",
         "target.dependence",
+        "target.explained",
     )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -113,6 +128,10 @@ class NotLearning(Check):
                 ),
             )
         sites = layers_of(record, "loss.over_constant") if record.step >= self.settle else ()
+        for site in sites:
+            fit, share = self._fit(record, history, site)
+            if fit >= self.open:
+                return (self._left(record, fit, share),)
         known = all(seen(record, "loss.known", site) for site in sites)
         stuck = {site: no_better(history, site, self.level, self.readings) for site in sites}
         shares = {s: v for s, v in stuck.items() if v is not None and not self._excused(history, s)}
@@ -146,12 +165,47 @@ class NotLearning(Check):
 
     def refuted(self, issue: Issue, history: History) -> bool:
         """Whether the loss has fallen since, and not only because the batches became easier."""
-        return issue.layer == "" and fell_since(history, issue.step) and not self.lasts(issue, history)
+        whole = issue.layer == "" and issue.cause != _OPEN
+        return whole and fell_since(history, issue.step) and not self.lasts(issue, history)
 
     def lasts(self, issue: Issue, history: History) -> bool:
         """Return whether every loss is at the level of a constant answer still; a fall by chance is no end of it."""
         learns = any(self._excused(history, site) for site in history.at_sites("loss.over_constant").sites)
         return issue.layer == "" and not learns and none_better(history, self.level, self.readings) is not None
+
+    def _fit(self, record: StepRecord, history: History, site: str) -> tuple[float, float]:
+        """Return what a fit in closed form explains of targets of which the model has learned nearly nothing.
+
+        Returns:
+            Share of the variance, and the loss against the best constant's; zeros where the model learns.
+        """
+        fits, shares = past(history, "target.explained", site), past(history, "loss.over_constant", site)
+        if len(fits) < 2 or len(shares) < self.readings or self._plays(history, site):
+            return 0.0, 0.0
+        fit, share, first = median(fits[-2:]), median(shares[-self.readings :]), max(float(shares[0]), 1.0)
+        slow = 1.0 - share < self.hardly * fit and first - share < self.hardly * (first - 1.0 + fit)
+        late = record.step >= (self.settle if seen(record, "loss.known", site) else self.patient)
+        return (fit, share) if slow and late and (share > self.wild or not still_falls(history)) else (0.0, 0.0)
+
+    def _left(self, record: StepRecord, fit: float, share: float) -> Finding:
+        return Finding(
+            IssueType.NOT_LEARNING,
+            Severity.MEDIUM,
+            ("",),
+            share,
+            1.0 - self.hardly * fit,
+            f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant answer, while "
+            f"a fit in closed form explains {number(100 * fit)} % of what its targets vary by: they can be learned.",
+            _LEFT,
+            cause=_OPEN,
+            origin=_OPEN,
+            urgent=True,  # what it was judged by are many readings already
+            follows_from=_OTHERS,
+        )
+
+    def _plays(self, history: History, site: str) -> bool:
+        """Whether a batch has one kind of target, as those of players of a game."""
+        return bool((past(history, "target.uniform_share", site)[-1:] > 0.5).any())
 
     def _unread(self, record: StepRecord, history: History, site: str) -> bool:
         """Whether a part's targets are known to depend on the inputs, and its predictions were looked at."""
@@ -161,12 +215,11 @@ class NotLearning(Check):
     def _excused(self, history: History, site: str) -> bool:
         """Whether something is learned, however little, or targets are to be judged first."""
         tests, goes = past(history, "target.dependence", site), past(history, "loss.sense", site)
-        uniform = past(history, "target.uniform_share", site)
         return (
             # It may be the targets' fault, and soon be reported as such.
             ((history.run("loss").steps[-1:] < self.patient).any() and len(tests) > 0 and bool(tests[-1] < self.sure))
             or (len(goes) > 0 and float(goes.sum()) >= self.sure * len(goes) ** 0.5)
-            or (len(uniform) > 0 and bool(uniform[-1] > 0.5))
+            or self._plays(history, site)
         )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import constant_level, falls_again, none_better, past, supervised
+from gradflow_export.rules.evidence import constant_level, falls_again, fell, none_better, past, supervised
 from gradflow_export.rules.history import History
 
 _CAUSES = (
@@ -27,6 +27,7 @@ _CAUSES = (
 
 
 _LOST = "learning lost"
+_APART = "loss falls as errors rise"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,9 @@ class Diverging(Rule):
     ``far``, is it more than a remark. Losses of several optimizers that take turns tell nothing by their size, nor do
     losses that go below 0.
 
+    Apart: the loss falls, and what is known of it as an error of answers rises to ``far_off`` times that of the best
+    constant answer, and as many times what it was.
+
     Lost: all losses since some step lie above the middle between the first ones and the best that lasted, for half as
     long as it took to get there, they do not fall, and every loss, of known answers to known questions, is
     back at that of the best constant answer. Harder data leave something of what was learned, or are learned in turn.
@@ -52,6 +56,7 @@ class Diverging(Rule):
         lasting: How many of the last losses must all lie above.
         worse: Least multiple of the best constant's loss.
         large: Least update to weight ratio of a large step.
+        far_off: Least multiple of the best constant's loss, and of the first error, at which a falling loss is none.
         far: Multiple of the first losses that no change of the data brings about.
         forgotten: Least share of the best constant's loss at which nothing of what was learned is left.
         deviations: Least gain, in robust standard deviations of the losses around the best ones.
@@ -64,6 +69,7 @@ class Diverging(Rule):
     lasting: int = 20
     worse: float = 2.0
     large: float = 1e-2
+    far_off: float = 10.0
     far: float = 1e3
     forgotten: float = 0.9
     deviations: float = 6.0
@@ -85,7 +91,7 @@ class Diverging(Rule):
         """Judge the last losses against the first, and against the best."""
         if record.get("optimizer.loss") is not None:
             return ()
-        return self._above(history) or self._lost(history)
+        return self._above(history) or self._lost(history) or self._apart(history)
 
     def lasts(self, issue: Issue, history: History) -> bool:
         """Return whether what was learned is still lost: one batch that is answered well is no end of it."""
@@ -118,6 +124,31 @@ class Diverging(Rule):
                 "wrong way round, and for weights that grow: weight_decay must not be negative.",
                 since=since,
                 follows_from=_CAUSES,
+            ),
+        )
+
+    def _apart(self, history: History) -> tuple[Finding, ...]:
+        """Find losses that fall although the error of the answers in them rises."""
+        loss, errors = history.run("loss"), history.at_sites("loss.over_constant")
+        if loss.count < self.begun + self.lasting or not loss.last < loss.first:
+            return ()
+        error, first = none_better(history, self.far_off, self.begun), float(errors.first.max(initial=1.0))
+        if error is None or not error > self.far_off * first or not fell(history):
+            return ()
+        return (
+            Finding(
+                IssueType.DIVERGING,
+                Severity.HIGH,
+                ("",),
+                error,
+                self.far_off,
+                f"the loss falls, from {number(loss.first)} to {number(loss.last)}, while the error of the answers in "
+                f"it rises, to {number(error)} times that of the best constant answer.",
+                "look for a part of the loss with the wrong sign: what is subtracted is made as large as can be; a "
+                "penalty is added, loss = criterion(outputs, targets) + weight * outputs.pow(2).mean().",
+                cause=_APART,
+                follows_from=_CAUSES,
+                origin=_APART,
             ),
         )
 

@@ -94,11 +94,13 @@ class LearningRate(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the steps so far by what the loss did."""
         loss = history.run("loss")
-        if loss.count < self.least or not np.isfinite(loss.values[-10:]).all() or loss.low < 0:
+        if loss.count < self.least or not np.isfinite(loss.values[-10:]).all():
             return ()
         _, past = loss.whole()
         # What comes after the first may be what too large a step did.
         first, now = min(median(past[:3]), loss.first), median(loss.values[-10:])
+        if loss.low < 0 and not _warms_up(history):  # its level has no zero to compare with
+            return tuple(self._timid(record, history, first, now))
         if not (first > 0 and np.isfinite(first)):
             return ()
         found = (
@@ -177,7 +179,7 @@ class LearningRate(Rule):
         if rate.count > 1 and rate.high > 0 and rate.last < self.decayed * rate.high:
             yield from self._decayed(record, history, first, now)
             return
-        if rate.count > 10 and rate.last > 1.2 * float(rate.values[-10]):  # a warm-up
+        if _warms_up(history):
             return
         updates, gradients = history.run("update.total_norm"), history.run("gradient.total_norm")
         norms = dict(zip(gradients.steps.tolist(), gradients.values.tolist(), strict=True))
@@ -224,11 +226,11 @@ class LearningRate(Rule):
         if record.step < self.settle or not ratio < 2.0 * self.timid or len(agreement) < 20:
             return
         agree = median(np.asarray(agreement))
-        known = history.at_sites("loss.over_constant").sites
-        if agree < self.straight and (fell(history) or ratio >= self.timid):
+        known, signed = int(history.at_sites("loss.over_constant").present.sum()) > 2, history.run("loss").low < 0
+        if (agree < self.straight or signed) and (fell(history) or ratio >= self.timid):
             return  # what all gradients agree on may move the loss a little
-        flat = none_better(history, 0.9, 3) is not None if known else stuck(history, record.step, span=2 * self.settle)
-        if agree < self.agree or not flat:
+        flat = none_better(history, 0.9, 3) is not None if known else stuck(history, record.step, span=self.settle)
+        if agree < self.agree or not (flat or (signed and not known)):
             return
         message = (
             f"a step changes the weights by {number(100 * ratio)} % of their size; gradients of consecutive steps "
@@ -241,7 +243,7 @@ class LearningRate(Rule):
             "not the rate itself."
         )
         found = _finding(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
-        yield replace(found, follows_from=_FLAT)
+        yield replace(found, urgent=True, follows_from=_FLAT)  # what it was judged by are many gradients already
 
     def _cut_short(self, history: History) -> bool:
         """Whether the loss still fell against its noise where the rate was no less than a tenth of its greatest."""
@@ -270,7 +272,14 @@ class LearningRate(Rule):
             "loss."
         )
         found = _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
-        yield replace(found, urgent=rest < since)  # what it was judged by are many losses already
+        yield replace(found, urgent=True)  # what it was judged by are many losses already
+
+
+def _warms_up(history: History) -> bool:
+    """Whether the rate rises fast: by a fifth and more within ten steps, however few of them were recorded."""
+    steps, rates = history.run("learning_rate").steps, history.run("learning_rate").values
+    before = rates[steps <= steps[-1:] - 10]
+    return len(before) > 0 and float(rates[-1]) > 1.2 * float(before[-1])
 
 
 def _usual(history: History, gain: float) -> npt.NDArray[np.intp]:

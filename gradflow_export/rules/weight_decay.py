@@ -11,7 +11,7 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import constant_level, still_falls
+from gradflow_export.rules.evidence import constant_level, fall, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import stuck
 
@@ -24,7 +24,8 @@ class WeightDecay(Rule):
     the greater part of each step. A usual decay halves a weight that nothing else moves in ten thousand steps. Weights
     that began too small or too large for their number of inputs are not judged; a table has no such number.
 
-    Where the best constant's loss is not known, the loss must lie where it began, or next to nothing be left of them.
+    Where the best constant's loss is not known, the loss must lie where it began or rise against its own noise, or next
+    to nothing be left of them.
 
     Attributes:
         shrunk: Share of its first size to which a weight has shrunk.
@@ -33,6 +34,7 @@ class WeightDecay(Rule):
         usual: Least and greatest gain with which the weights that are judged begin.
         level: Least share of the best constant's loss that is left.
         gone: Share of its size at which next to nothing is left of a weight.
+        sure: Least z-score of a loss that rises.
         patience: Losses, which are read at every step.
     """
 
@@ -42,6 +44,7 @@ class WeightDecay(Rule):
     usual: tuple[float, float] = (0.1, 4.0)
     level: float = 0.6
     gone: float = 0.05
+    sure: float = 3.0
     patience: int = 3
     heal: int = 1000
 
@@ -74,7 +77,9 @@ class WeightDecay(Rule):
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)
         left = np.where(told, now / np.where(told, begun, 1.0), 1.0)
         share, typical = float((left <= self.shrunk).mean()), median(left)
-        nothing = typical <= self.gone or not math.isnan(level) or stuck(history, record.step, span=100)
+        losses = history.run("loss").whole()[1]
+        rises = fall(-losses[len(losses) // 3 :]) >= self.sure
+        nothing = typical <= self.gone or not math.isnan(level) or rises or stuck(history, record.step, span=100)
         if share < self.share or not nothing or still_falls(history):
             return ()
         return (

@@ -22,6 +22,7 @@ from gradflow_export.rules.progress import Stagnation
 from gradflow_export.rules.stability import LossSpike, Unstable, residuals
 from gradflow_export.rules.units import Dead, Saturated
 from gradflow_export.rules.vanishing_exploding import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
+from gradflow_export.rules.weight_decay import WeightDecay
 
 
 def record(step, **metrics):
@@ -763,3 +764,34 @@ def test_a_rate_too_large_does_not_heal_while_nothing_is_better(loss, rate, heal
     issues = judged(LearningRate(), large_steps(2.0, 1e-6, loss, rate)).issues
     (issue,) = (each for each in issues if each.cause == "too large")
     assert issue.open is not healed
+
+
+def tiny_steps(level, steps=range(1, 181), agree=0.7, rise=0.0):
+    """Records of a run of tiny steps that agree, whose loss scatters around a level and falls by ``rise`` a step."""
+    noise = np.random.default_rng(0).normal(size=len(steps))
+    for step, scatter in zip(steps, noise, strict=True):
+        beside = {"gradient__cosine": agree, "gradient__total_norm": 1.0, "update__total_norm": 1e-7 * step}
+        loss = level + 0.3 * scatter - rise * step
+        yield record(step, loss=loss, update__ratio=5e-7 * step, learning_rate=1e-9 * step, **beside)
+
+
+def test_a_warm_up_is_counted_in_steps_and_a_loss_may_lie_below_zero():
+    """However few of them are recorded, and wherever its zero is, a loss that rests is told, one that falls is not."""
+    sparse = (*range(1, 101), *range(104, 181, 4))
+    for level, steps in itertools.product((3.0, -1.0), (range(1, 181), sparse)):
+        (issue,) = judged(LearningRate(), tiny_steps(level, steps)).issues
+        assert issue.cause == "too small"
+    assert not judged(LearningRate(), tiny_steps(-1.0, agree=0.1)).issues
+    assert not judged(LearningRate(), tiny_steps(-1.0, rise=0.01)).issues
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_weights_that_shrink_while_a_loss_below_zero_rises(told):
+    """A loss without a zero tells by its course; one that falls as weights shrink is none."""
+    sign = 1 if told else -1
+    first = replace(record(0, loss=-2.0), evidence=evidence_of(0, {"parameter.initial_gain": {"a": 1.0}}))
+    records = [
+        record(step, loss=sign * 0.01 * step - 2.0, parameter__weight_norm={"a": 0.9 ** min(step, 70)})
+        for step in range(1, 80)
+    ]
+    assert bool(judged(WeightDecay(), [first, *records]).issues) is told

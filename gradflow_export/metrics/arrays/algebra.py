@@ -78,6 +78,20 @@ def product(a: Floats, b: Floats) -> Floats:
     return out
 
 
+def inverse(matrix: Floats) -> Floats:
+    """Return the inverse of a matrix that has one.
+
+    Args:
+        matrix: Shape: ``[n, n]``.
+
+    Returns:
+        Shape: ``[n, n]``.
+
+    Source: Golub and Van Loan 2013, Matrix Computations, section 3.4.
+    """
+    return np.asarray(torch.linalg.inv(_tensor(matrix)).numpy(), dtype=np.float64)
+
+
 def least_squares(a: Floats, b: Floats) -> Floats:
     """Return the ``x`` of least norm that minimises ``||a x - b||``.
 
