@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from gradflow_export.checks.batch_pool import Found, Remembered
 
@@ -26,3 +27,15 @@ def test_targets_that_are_all_alike_stay_one():
         rows = np.column_stack([np.ones((8, width)), np.zeros(8), np.ones(8)])
         told = memory.take(Found(kind="binary", logits=True, inputs=width, outputs=1, own=True, count=8), rows)
         assert told["target.distinct"] == {"": 1.0}
+
+
+@pytest.mark.parametrize(("tokens", "there"), [(False, True), (True, False)])
+def test_what_a_fit_in_closed_form_explains_is_read(tokens, there):
+    """After a dozen readings of a loss that rests, and never of words, whose numbers are no sizes."""
+    memory, noise = Remembered(), np.random.default_rng(0)
+    found = Found(kind="squared", inputs=3, outputs=1, own=True, count=16, tokens=tokens)
+    for reading in range(1, 13):
+        x = noise.integers(0, 4, size=(16, 3)).astype(float)
+        told = memory.take(found, np.column_stack([x, np.full(16, 9.0), x[:, 0]]))
+        assert ("target.explained" in told) is (there and reading == 12)
+    assert not there or told["target.explained"][""] > 0.9
