@@ -100,16 +100,16 @@ class _GuardedPart(Part):
 
         @functools.wraps(hook, assigned=())
         def guarded(*args: Any, **kwargs: Any) -> None:
-            if _is_compiling():  # first, so that a trace holds nothing of what follows
+            if _is_compiling() or self.off:  # in this order, so that a trace holds nothing of what follows
                 return
-            # torch.jit.trace compares two passes, and a hook would show in them.
-            if self.off or _traces() or (_dispatch_modes() and _is_tracing()):
-                return
-            if guard.depth:  # the guard around this one times it, and puts back what it was called under
+            if guard.depth:  # the guard around this one has looked at what follows, times it, and puts back modes
                 try:
                     hook(*args, **kwargs)
                 except Exception as error:
                     self.failed(error)
+                return
+            # torch.jit.trace compares two passes, and a hook would show in them.
+            if _traces() or (_dispatch_modes() and _is_tracing()):
                 return
             grad, began = _grad(), time.perf_counter()
             try:

@@ -102,13 +102,14 @@ class QuietSteps:
         self.steps.end()
 
     def _passed(self, count: int) -> None:
-        loop = self._loop
+        loop, began = self._loop, time.perf_counter()
         self._resting.close()
         loop.pace.pass_by(count, loop.steps + 1, loop.schedule, paused=loop.paused)
         for called in loop.instruments.hooked:
             called.forget()
         loop.steps += count
         loop.plan()
+        self._part.took(time.perf_counter() - began)  # no guard is around this
 
     def last_step(self, transfer: Callable[[Drained, Bundle], None]) -> Bundle:
         """Return what is known of the last step, which was passed by: not its loss, but the weights that it left."""

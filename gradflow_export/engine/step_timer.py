@@ -107,46 +107,34 @@ class _Usual:
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=USUAL)
-        self.usual = self._owed = 0.0
+        self.usual = 0.0
 
-    def book(self, seconds: float) -> float:
-        """Return what is booked now."""
+    def book(self, seconds: float) -> tuple[float, float]:
+        """Return what is booked now, and what is owed."""
         self._last.append(seconds)
         self.usual = sorted(self._last)[(len(self._last) - 1) // 2]
         now = min(seconds, UNUSUAL * self.usual)
-        self._owed += seconds - now
-        return now
-
-    def take(self) -> float:
-        """Give out what is owed, once."""
-        owed, self._owed = self._owed, 0.0
-        return owed
+        return now, seconds - now
 
 
 class _Lagging:
     """Takes what another thread has spent, later and for several records at once: each is booked at its mean."""
 
     def __init__(self) -> None:
-        self.mean = self._owed = 0.0
+        self.mean = 0.0
 
-    def book(self, seconds: float, count: int, *, happened: bool) -> float:
-        """Return what is booked now, where one of them was made."""
+    def book(self, seconds: float, count: int, *, happened: bool) -> tuple[float, float]:
+        """Return what is booked now, where one of them was made, and what is owed: less than nothing for too much."""
         if count:
             weight = min(NEW * count, 1.0) if self.mean > 0 else 1.0
             self.mean += weight * (seconds / count - self.mean)
         now = self.mean if happened else 0.0
-        self._owed += seconds - now
-        return now
+        return now, seconds - now
 
     def fade(self) -> float:
         """Return the mean, which is known the less the longer none was made."""
         self.mean *= FADES
         return self.mean
-
-    def take(self) -> float:
-        """Give out what is owed, once; less than nothing where too much was booked."""
-        owed, self._owed = self._owed, 0.0
-        return owed
 
 
 class StepClock:
@@ -252,21 +240,23 @@ class StepClock:
         allowed = max(self.budget * elapsed, self.floor * steps) / 2
         seconds = [now - then for now, then in zip(worker[0], before[0], strict=True)]
         counts = [now - then for now, then in zip(worker[1], before[1], strict=True)]
-        late, late_more = (
+        (late, owed), (late_more, owed_more) = (
             theirs.book(seconds[kind], counts[kind], happened=sampled is bool(kind) and not credit)
             for kind, theirs in enumerate(self._theirs)
         )
         plain = more = 0.0
         if credit:
-            self._spacing.owed += own
+            owed += own
         elif sampled:
             # Where no record is plain any more, one that takes less shows what a plain one would at most.
-            here = self._here.book(own) if own < self._here.usual else self._here.usual
-            plain, more = here + self._theirs[0].fade(), self._more.book(max(own - here, 0.0))
+            here, unusual = self._here.book(own) if own < self._here.usual else (self._here.usual, 0.0)
+            more, unusual_more = self._more.book(max(own - here, 0.0))
+            plain, owed, owed_more = here + self._theirs[0].fade(), owed + unusual, owed_more + unusual_more
         else:
-            plain = self._here.book(own)
-        self._stretch.owed += self._more.take() + self._theirs[1].take()
-        self._spacing.owed += self._here.take() + self._theirs[0].take() + seconds[2]
+            plain, unusual = self._here.book(own)
+            owed += unusual
+        self._stretch.owed += owed_more
+        self._spacing.owed += owed + seconds[2]
         self._stretch.book(more + late_more, allowed, steps=steps, happened=sampled and not credit)
         room = 2.0 - self._stretch.share
         self._spacing.book(plain + late, allowed, steps=steps, happened=not credit, room=room)

@@ -61,6 +61,33 @@ ONE_BY_ONE FOR_EACH_CPU static void squares_of_rows(const double *entries, int64
     }
 }
 
+/* The sum of each column, or of its squares, in the order of its entries. Several rows at once, so that no addition
+ * waits for memory. */
+#define DEFINE_OF_COLUMNS(NAME, OF)                                                                                    \
+    FOR_EACH_CPU static void NAME(const double *restrict entries, int64_t rows, int64_t columns,                       \
+                                  double *restrict sums) {                                                             \
+        for (int64_t j = 0; j < columns; j++) sums[j] = 0.0;                                                           \
+        for (; rows >= AT_ONCE; rows -= AT_ONCE, entries += AT_ONCE * columns)                                         \
+            for (int64_t j = 0; j < columns; j++) {                                                                    \
+                double sum = sums[j];                                                                                  \
+                for (int64_t k = 0; k < AT_ONCE; k++) sum += OF(entries[k * columns + j]);                             \
+                sums[j] = sum;                                                                                         \
+            }                                                                                                          \
+        for (; rows > 0; rows--, entries += columns)                                                                   \
+            for (int64_t j = 0; j < columns; j++) sums[j] += OF(entries[j]);                                           \
+    }
+
+#define ITSELF(value) (value)
+#define SQUARED(value) ((value) * (value))
+DEFINE_OF_COLUMNS(sums_of_columns, ITSELF)
+DEFINE_OF_COLUMNS(squares_of_columns, SQUARED)
+
+FOR_EACH_CPU static void take_away(const double *restrict means, int64_t rows, int64_t columns,
+                                   double *restrict entries) {
+    for (; rows > 0; rows--, entries += columns)
+        for (int64_t j = 0; j < columns; j++) entries[j] -= means[j];
+}
+
 /* The root mean square of entries less the mean of their column; NaN when there is no memory. Where there are more rows
  * than those read, the mean of these is nearer to them than that of all, which is made up for. The standard error, as a
  * share of the spread, is 0 where all was read. */
@@ -70,7 +97,6 @@ FOR_EACH_CPU static double spread_of(const char *data, int32_t kind, const Grid 
     double *means = entries + size, *sums = means + columns, *by_row = sums + columns;
     *error = 0.0;
     if (entries == NULL) return NAN;
-    for (int64_t j = 0; j < columns; j++) means[j] = sums[j] = 0.0;
     for (int64_t r = 0; r < grid->rows; r++) {
         int64_t start = row_start(grid, r);
         double *row = entries + r * columns;
@@ -80,16 +106,11 @@ FOR_EACH_CPU static double spread_of(const char *data, int32_t kind, const Grid 
         } else {
             for (int64_t j = 0; j < columns; j++) row[j] = gradflow_entry(data, start + j * grid->apart, kind);
         }
-        for (int64_t j = 0; j < columns; j++) means[j] += row[j];
     }
+    sums_of_columns(entries, grid->rows, columns, means);
     for (int64_t j = 0; j < columns; j++) means[j] /= (double)grid->rows;
-    for (int64_t r = 0; r < grid->rows; r++) {
-        double *row = entries + r * columns;
-        for (int64_t j = 0; j < columns; j++) {
-            row[j] -= means[j];
-            sums[j] += row[j] * row[j];
-        }
-    }
+    take_away(means, grid->rows, columns, entries);
+    squares_of_columns(entries, grid->rows, columns, sums);
     squares_of_rows(entries, grid->rows, columns, by_row);
     for (int64_t j = 0; j < columns; j++) squares += sums[j];
     spread = squares > 1e-280 && squares < INFINITY ? sqrt(squares / (double)size) : scaled_spread(entries, size);

@@ -1,9 +1,15 @@
 """Steps are timed, and intervals stretch until the exporter's own share keeps within its budget."""
 
+import itertools
+import time
+from types import SimpleNamespace
+
 import pytest
+import torch
 from torch import nn
 
-from gradflow_export import ArgumentError, Exporter
+from gradflow_export import ArgumentError, Exporter, MemoryWriter
+from gradflow_export.engine import quiet_steps
 from gradflow_export.engine.step_timer import MOST, RELAXED, StepClock
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.schedule import Schedule
@@ -211,3 +217,16 @@ def test_what_the_worker_does_later_is_booked_with_its_record():
             done = step // every * every
             clock.lap(float(step), 0.0, worker=((0.02 * done, 0.0, 0.0), (done, 0, 0)))
     assert together.spacing == alone.spacing == 1
+
+
+def test_what_ends_steps_that_are_passed_by_is_the_exporters_own_time(monkeypatch):
+    """Planning the next record and putting hooks back counts, although no guard is around it."""
+    seconds = itertools.count(0.0, 100.0)
+    monkeypatch.setattr(quiet_steps, "time", SimpleNamespace(perf_counter=lambda: next(seconds), time=time.time))
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Exporter(model, backends=[MemoryWriter()], every=4).watch() as exporter:
+        for _ in range(4):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        assert exporter._loop._guard.spent >= 100.0
