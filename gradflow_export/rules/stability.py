@@ -209,8 +209,10 @@ class LossSpike(Rule):
     it leapt nearly as far and came back, as where a batch holds a rare kind of sample now and then, the run leaps by
     its data; only a loss ten times the usual one is reported then. A loss that the run has seen before, as where harder
     data come after easy ones, or a network that is compared with is brought up to date, matters little: it is reported
-    as LOW. It lasts while the loss lies nearer to its first than to what it was before, and does not fall again, as it
-    does where learning goes on from a new level.
+    as LOW.
+
+    It lasts while the loss lies nearer to its first than to what it was before, and does not fall again, as it does
+    where learning goes on from a new level.
 
     Source: modified z-score with the median absolute deviation, Iglewicz and Hoaglin 1993.
 
