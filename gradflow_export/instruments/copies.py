@@ -265,4 +265,5 @@ def _cosine(a: Tensor, b: Tensor) -> Tensor | None:
         return None
     one, other = (even_sample(local(g), ENTRIES).double() for g in (a.grad, b.grad))
     one, other = one - one.mean(), other - other.mean()
-    return (torch.dot(one, other) / (one.norm() * other.norm())).abs()
+    cosine: Tensor = torch.dot(one, other).abs() / (one.norm() * other.norm())
+    return cosine
