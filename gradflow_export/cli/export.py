@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from gradflow_export.cli.folders import read_first, runs_below
+from gradflow_export.cli.folders import newest_first, read_newest, runs_below
 from gradflow_export.errors import StorageError
 from gradflow_export.storage.table import FORMATS, write_table
 
@@ -23,7 +23,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the runs; 2 when there are several where one is wanted."""
+    """Write the runs; 2 when there are several where one is wanted.
+
+    Of a folder that was written to more than once, a folder is given every run, and a file or the terminal the newest.
+    """
     runs = runs_below(args.logdir)
     if args.output is None:
         return _to_terminal(next(iter(runs.values())), args.format, len(runs))
@@ -35,10 +38,13 @@ def run(args: argparse.Namespace) -> int:
         _make(args.output)
     for name, path in runs.items():
         stem = path.resolve().name if name == "." else name.replace("/", "__")
-        target = args.output if one_file else args.output / f"{stem}.{args.format}"
-        stored = read_first(path)
-        write_table(target, stored.records, stored.info)
-        print(f"{target}: {len(stored.records)} steps")
+        stored = [read_newest(path)] if one_file else newest_first(path)
+        for place, each in enumerate(stored):
+            session = f" (session {each.sessions[-1]})" if len(stored) > 1 else ""
+            own = f"{stem}.{each.sessions[-1]}" if place else stem
+            target = args.output if one_file else args.output / f"{own}.{args.format}"
+            write_table(target, each.records, each.info)
+            print(f"{target}: {len(each.records)} steps{session}")
     return 0
 
 
@@ -49,7 +55,7 @@ def _to_terminal(path: Path, form: str, runs: int) -> int:
     if form == "parquet":
         sys.stderr.write("gradflow: a Parquet file is not for a terminal; give a file with --output\n")
         return 2
-    stored = read_first(path)
+    stored = read_newest(path)
     FORMATS[form](sys.stdout, stored.records, stored.info)
     return 0
 

@@ -22,19 +22,46 @@ def runs_below(logdir: Path) -> dict[str, Path]:
     return runs
 
 
-def read_first(path: Path) -> Run:
-    """Return the run in a folder; where others were written to it at the same time, say that they are left out.
+def runs_in(path: Path) -> list[Run]:
+    """Return the runs in one folder, those that began first before others.
+
+    There are several where more than one process or exporter wrote to it at the same time, and where a session began
+    again at its first step, as when the cell of a notebook is run twice, or trained another model.
+
+    Args:
+        path: The folder.
 
     Raises:
         StorageError: It holds no run, or a newer version wrote it.
     """
-    run = read_run(path)
-    if run.beside:
+    first = read_run(path)
+    latest = [first, *(read_run(path, session=name) for name in first.beside)]
+    return [each for run in latest for each in (*(read_run(path, session=name) for name in run.replaced), run)]
+
+
+def read_newest(path: Path) -> Run:
+    """Return the run in a folder that was begun last; where there are others, name them.
+
+    Raises:
+        StorageError: It holds no run, or a newer version wrote it.
+    """
+    newest, *others = newest_first(path)
+    if others:
+        names = ", ".join(run.sessions[-1] for run in others)
         sys.stderr.write(
-            f"gradflow: {len(run.beside) + 1} runs wrote to {path} at the same time; only session {run.sessions[0]} is "
-            "taken. store.read_run(path, session=...) reads the others.\n"
+            f"gradflow: {path} holds {len(others) + 1} runs; only the newest, session {newest.sessions[-1]}, is taken. "
+            f"gradflow_export.read_run({str(path)!r}, session=...) reads the others: {names}\n"
         )
-    return run
+    return newest
+
+
+def newest_first(path: Path) -> list[Run]:
+    """Return the runs in one folder, the one that was begun last before all others.
+
+    Raises:
+        StorageError: It holds no run, or a newer version wrote it.
+    """
+    return sorted(runs_in(path), key=lambda run: 0.0 if run.info is None else run.info.started, reverse=True)
 
 
 def check_folder(logdir: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from gradflow_export.cli.folders import read_first, runs_below
+from gradflow_export.cli.folders import read_newest, runs_below
 from gradflow_export.records.step_record import RunInfo
 from gradflow_export.storage.reader import Run
 from gradflow_export.storage.table import StepTables
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     runs = runs_below(args.logdir)
     for name, path in runs.items():
-        send(read_first(path), path.resolve().name if name == "." else name, args)
+        send(read_newest(path), path.resolve().name if name == "." else name, args)
     return 0
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from gradflow_export.cli.console import show
-from gradflow_export.cli.folders import runs_below
+from gradflow_export.cli.folders import runs_below, runs_in
 from gradflow_export.records.issues import Severity
 from gradflow_export.records.lost import LostSteps
 from gradflow_export.report.summary import RunSummary
-from gradflow_export.storage.reader import Run, read_run
+from gradflow_export.storage.reader import Run
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,23 +42,6 @@ def run(args: argparse.Namespace) -> int:
     return int(max(still, default=Severity.INFO) >= Severity[args.fail_on])
 
 
-def runs_in(path: Path) -> list[Run]:
-    """Return the runs in one folder, those that began first before others.
-
-    There are several where more than one process or exporter wrote to it at the same time, and where a session began
-    again at its first step, as when the cell of a notebook is run twice, or trained another model.
-
-    Args:
-        path: The folder.
-
-    Raises:
-        StorageError: It holds no run, or a newer version wrote it.
-    """
-    first = read_run(path)
-    latest = [first, *(read_run(path, session=name) for name in first.beside)]
-    return [each for run in latest for each in (*(read_run(path, session=name) for name in run.replaced), run)]
-
-
 def summarise(stored: Run) -> RunSummary:
     """Sum a run up, record by record, and what its files say is missing."""
     summary = RunSummary(stored.info)
@@ -82,7 +65,7 @@ def _kept(stored: Run) -> dict[str, Any]:
 def _notes(stored: Run) -> Iterator[str]:
     if stored.beside:
         several = f"{len(stored.beside) + 1} runs wrote to this folder at the same time"
-        yield f"  note   {several}; this is session {stored.sessions[0]}. Give each its own logdir."
+        yield f"  note   {several}; this is session {stored.sessions[-1]}. Give each its own logdir."
     if not stored.closed:
         yield "  note   not closed: the run goes on, or its process was killed, which costs at most its last second, or"
         yield "         its disk was full to the end."

@@ -1,13 +1,18 @@
-"""Which of the sessions in one folder continue each other (floor 1, part of the store)."""
+"""Which of the sessions in one folder continue each other, and what lies between them (floor 1, part of the store)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from gradflow_export.records.run_info import RunInfo
+from gradflow_export.records.step_record import Gap
 
 LONGEST = 200
 """Letters of a model's name that are stored beside its description."""
+
+RECENT = 16
+"""Records at the end of a session whose distance shows of how many steps it recorded one."""
 
 Identity = tuple[str, int]
 """The class of a model and how many entries its parameters have."""
@@ -52,3 +57,31 @@ def chains(starts: Sequence[tuple[int | None, Identity | None]]) -> list[range]:
         first = began if first is None else min(first, began)
         known = model or known
     return [range(*pair) for pair in zip(edges, [*edges[1:], len(starts)], strict=True)]
+
+
+def between(steps: Sequence[int], until: int, info: RunInfo | None, *, closed: bool) -> Gap | None:
+    """Return the steps that lie between two sessions of one run and are in neither.
+
+    A session that was not closed has lost what it had recorded last. One that was closed has lost nothing: steps after
+    it were recorded by nobody, or left out by its interval or budget, in which case nothing is missing.
+
+    Args:
+        steps: The last ones of the earlier session that are accounted for, rising.
+        until: The first one that the later session accounts for.
+        info: Describes the earlier session, ``None`` where that was not written.
+        closed: Whether the earlier session was closed.
+
+    >>> print(between([140, 141, 142], 162, None, closed=False))
+    steps 143 to 161: the session before ended before they were written
+    >>> print(between([120, 130, 140], 162, None, closed=False))
+    steps 150 to 160 (2 of them): the session before ended before they were written
+    """
+    settings = {} if info is None else info.settings
+    every = settings.get("every", 1)
+    if closed and (info is None or every != 1 or settings.get("budget") is not None):
+        return None
+    apart = sorted(later - earlier for earlier, later in pairwise(steps[-RECENT - 1 :]))
+    usual = max([1, *apart[len(apart) // 2 :][:1], *([every] if isinstance(every, int) else [])])
+    count = (until - 1 - steps[-1]) // usual
+    reason = "no session recorded them" if closed else "the session before ended before they were written"
+    return Gap(steps[-1] + usual, steps[-1] + count * usual, count, reason) if count > 0 else None

@@ -10,13 +10,13 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import overload
 
 from gradflow_export.errors import StorageError
 from gradflow_export.records.step_record import Gap, RunInfo, StepRecord
-from gradflow_export.storage.continued import chains, identity
+from gradflow_export.storage.continued import between, chains, identity
 from gradflow_export.storage.event_chunks import DRAFTS, Blob
 from gradflow_export.storage.event_codec import FrameReader, event_blobs
 from gradflow_export.storage.log_index import (
@@ -56,13 +56,18 @@ class _Start:
 
     @property
     def gaps(self) -> Iterator[Gap]:
-        """The gaps, less the steps that another file of the session holds."""
+        """The gaps, less the steps that another file of the session holds, such as its draft."""
         for part in self.parts:
             own = {step for page in part.pages for step in page.clock}
             for gap in part.gaps:
                 elsewhere = sum(gap.first <= step <= gap.last and step not in own for step in self.owner)
                 if elsewhere < gap.steps:
-                    yield replace(gap, steps=gap.steps - elsewhere)
+                    first, last = gap.first, gap.last
+                    while first in self.owner and first < last:
+                        first += 1
+                    while last in self.owner and first < last:
+                        last -= 1
+                    yield replace(gap, first=first, last=last, steps=gap.steps - elsewhere)
 
 
 class Records(Sequence[StepRecord]):
@@ -130,8 +135,9 @@ class Run:
         sessions: Names of the sessions, earliest first.
         records: Every record in strictly rising step order; a lazy sequence.
         skipped: Damaged or cut-off frames and lines that were left out, of all runs in the directory.
-        gaps: Steps that were recorded and could not be written, as the files tell.
-        beside: One session of each other run that was written to the same directory at the same time.
+        gaps: Steps that were recorded and could not be written, as the files tell, and those between two sessions that
+            are in neither.
+        beside: The latest session of each other run that was written to the same directory at the same time.
         replaced: The session at the end of each earlier run that a later one did not continue, because it began again
             at or before its first step, as when a notebook's cell is run twice, or trained another model; earliest
             first.
@@ -200,11 +206,24 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
         tuple(start.name for start in history),
         Records(own),
         skipped,
-        tuple(gap for start in own for gap in start.gaps),
-        tuple(other[0].name for other in histories if other is not whole),
+        tuple(_gaps([start for start in own if start.owner])),
+        tuple(other[-1].name for other in histories if other is not whole),
         not history or history[-1].closed,
         _replaced(history),
     )
+
+
+def _gaps(starts: Sequence[_Start]) -> Iterator[Gap]:
+    """Yield what the sessions of a run say is missing, and what lies between two of them."""
+    for earlier, later in pairwise([None, *starts]):
+        own = list(later.gaps)
+        if earlier is not None:
+            first = min(later.owner)
+            until = min([first, *(gap.first for gap in own)])
+            known = {*earlier.owner, *(min(gap.last, first - 1) for gap in earlier.gaps if gap.first < first)}
+            lost = between(sorted(known), until, earlier.info, closed=earlier.closed)
+            yield from () if lost is None else (lost,)
+        yield from own
 
 
 def _read(file: Path) -> tuple[Sequence[EventSession | LineSession], int]:

@@ -155,6 +155,11 @@ class DraftFile:
         self._descriptor: int | None = None
         self._empty = True
 
+    @property
+    def path(self) -> Path | None:
+        """The file, ``None`` while it holds nothing."""
+        return None if self._empty else self._path
+
     def add(self, data: bytes) -> None:
         """Append a draft."""
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import socket
@@ -19,6 +20,8 @@ from gradflow_export.storage.event_packing import Packer
 from gradflow_export.writers.journal import Journal
 from gradflow_export.writers.places import DraftFile, prepare_directory
 from gradflow_export.writers.stock import StockPages
+
+_log = logging.getLogger("gradflow_export")
 
 _SHORTEST, _LONGEST, _SHARE = 2.0, 60.0, 1 / 20
 _KEEP = 0.8  # a worker asks for it before
@@ -209,6 +212,9 @@ class TensorBoardWriter:
                 self._journal.close(self._end())
                 if not self._journal.failing and self._journal.lost == lost:  # else some of it stands nowhere else
                     self._drafts.close()
+                elif self._journal.lost is not None and self._drafts.path is not None:
+                    kept = "gradflow: those of them that %s holds can be read all the same; reports count the rest"
+                    _log.warning(kept, self._drafts.path)
 
     def _end(self) -> bytes:
         assert self._run is not None

@@ -221,6 +221,28 @@ def test_the_command_writes_files(tmp_path, capsys):
     assert "2 steps" in capsys.readouterr().out
 
 
+def test_a_folder_that_two_processes_and_then_a_third_run_wrote_to_is_exported_whole(tmp_path, capsys):
+    """The newest run has the folder's name, the others that of their session too; a single file says what it leaves out."""
+    sessions = {"1000000-a-0": 1000.0, "1000001-b-0": 1000.001, "9000000-c-0": 9000.0}
+    for length, (session, began) in enumerate(sessions.items(), 2):
+        writer = make_writer("jsonl", tmp_path / "two")
+        writer.open(RunInfo(session=session, started=began, model="MLP"))
+        for step in range(1, length + 1):
+            writer.write(StepRecord(step, began + step, (Reading.run("loss", 1.0),)))
+        writer.close()
+    assert main(["report", str(tmp_path / "two")]) == 0
+    said = capsys.readouterr().out
+    assert all(f"steps 1 to {length}, " in said for length in (2, 3, 4))
+    assert all(f"this is session {name}" in said for name in sessions)
+    assert main(["export", str(tmp_path / "two"), "--format", "csv", "--output", f"{tmp_path}/out"]) == 0
+    lengths = {path.name: len(path.read_text().splitlines()) - 1 for path in (tmp_path / "out").iterdir()}
+    assert lengths == {"two.csv": 4, "two.1000000-a-0.csv": 2, "two.1000001-b-0.csv": 3}
+    assert main(["export", str(tmp_path / "two"), "--format", "csv"]) == 0
+    out, err = capsys.readouterr()
+    assert len(read_csv(out[out.index("step,") :])) == 4
+    assert all(name in err for name in sessions)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -189,6 +189,35 @@ def test_a_disk_that_is_full_from_the_start_is_waited_for(name, disk, tmp_path):
     assert (run.info, run.records, run.skipped) == (INFO, [record(1), record(2)], 0)
 
 
+def test_a_gap_is_what_no_file_holds_the_draft_included(tmp_path, monkeypatch, caplog):
+    """A disk with room for a word and no chunk: what was drafted is read, and one line says why fewer are missing."""
+    room = [1 << 20]
+
+    class Small:
+        def __getattr__(self, name):
+            def write(file, data):
+                if len(data) > room[0]:
+                    raise OSError(28, "No space left on device")
+                return os.write(file, data)
+
+            return write if name == "write" else getattr(os, name)
+
+    monkeypatch.setattr(places, "os", Small())
+    writer = TensorBoardWriter(tmp_path, flush_seconds=1e9)
+    writer.open(INFO)
+    for step in range(1, 41):
+        writer.write(record(step))
+        if step == 20:
+            writer.keep()
+            room[0] = 500
+    writer.close()
+    run = read_run(tmp_path)
+    assert (run.records, writer.lost.steps) == ([record(step) for step in range(1, 21)], 40)
+    assert run.gaps == (Gap(21, 40, 20, "No space left on device"),)
+    assert "could not write steps 1 to 40" in caplog.messages[-2]
+    assert caplog.messages[-1].startswith("gradflow: those of them that ")
+
+
 def test_attempts_become_rarer(disk, tmp_path):
     """A disk that stays full for hours is asked twice a minute."""
     writer, asked = opened("jsonl", tmp_path, disk), []

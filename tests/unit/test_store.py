@@ -2,13 +2,15 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from tensorboard.compat.proto import event_pb2, summary_pb2
 
+from gradflow_export.cli.report import summarise
 from gradflow_export.errors import StorageError
-from gradflow_export.records.step_record import Histogram, Reading, RunInfo, StepRecord
+from gradflow_export.records.step_record import Gap, Histogram, Reading, RunInfo, StepRecord
 from gradflow_export.storage.event_chunks import Blob
 from gradflow_export.storage.event_codec import FrameReader, blob_event, event_blobs, frame, tensor_proto, version_event
 from gradflow_export.storage.reader import find_runs, read_run
@@ -70,6 +72,52 @@ def test_a_run_started_over_replaces_the_longer_one_before_it(name, tmp_path):
     write(make_writer(name, tmp_path), rows_of(1, 10, loss=1.0), "9000-0")
     write(make_writer(name, tmp_path), rows_of(1, 4, loss=2.0), "10000-0")
     assert [row.value("loss") for row in read_run(tmp_path).records] == [2.0] * 4
+
+
+def unclosed(folder, rows, session, settings):
+    """Write a session that ends as a killed process's does."""
+    writer = JsonlWriter(folder)
+    writer.open(RunInfo(session, float(session.split("-")[0]) / 1000, settings=settings))
+    for row in rows:
+        writer.write(row)
+    writer.keep()
+
+
+@pytest.mark.parametrize(
+    ("steps", "first", "settings", "lost"),
+    [
+        (range(1, 143), 162, {"every": 1, "budget": None}, Gap(143, 161, 19, "")),
+        (range(1, 143), 162, {"every": 1, "budget": 0.05}, Gap(143, 161, 19, "")),
+        (range(1, 143), 143, {"every": 1, "budget": None}, None),
+        (range(1, 143), 120, {"every": 1, "budget": None}, None),
+        (range(10, 150, 10), 170, {"every": 10, "budget": None}, Gap(150, 160, 2, "")),
+        (range(10, 150, 10), 150, {"every": 10, "budget": None}, None),
+        (range(20, 150, 20), 152, {"every": 1, "budget": 0.05}, None),
+        ((1,), 10, {"every": 10, "budget": None}, None),
+        ((1, 10), 20, {"every": 10, "budget": None}, None),
+    ],
+)  # fmt: skip
+def test_steps_that_a_killed_session_had_not_written_are_a_gap(steps, first, settings, lost, tmp_path):
+    """A run resumed from a checkpoint behind the last record on disk has lost what lies between, as often as it records."""
+    unclosed(tmp_path, [record(step) for step in steps], "1000-0", settings)
+    write(JsonlWriter(tmp_path), rows_of(first, first + 5), "1000000-0")
+    found = [replace(gap, reason="") for gap in read_run(tmp_path).gaps]
+    assert found == ([] if lost is None else [lost])
+    assert summarise(read_run(tmp_path)).lost_steps.total == sum(gap.steps for gap in found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"), [({"every": 1, "budget": None}, 9), ({"budget": 0.05}, 0), ({"every": 4}, 0)]
+)
+def test_steps_after_a_closed_session_are_a_gap_where_it_would_have_recorded_them(settings, steps, tmp_path):
+    """What its interval or budget left out is no loss."""
+    writer = JsonlWriter(tmp_path)
+    writer.open(RunInfo("1000-0", 1.0, settings=settings))
+    for row in rows_of(1, 10):
+        writer.write(row)
+    writer.close()
+    write(JsonlWriter(tmp_path), rows_of(20, 25), "1000000-0")
+    assert sum(gap.steps for gap in read_run(tmp_path).gaps) == steps
 
 
 def test_one_session_in_two_forms_is_one_session(tmp_path):
