@@ -52,14 +52,13 @@ class Passes:
         self._on_cleared = on_cleared
         self._mark: Stamp = None
         self._chosen: list[Slot] = []
-        self._waiting: list[Pass] = []
+        self.used, self._waiting = list[Pass](), list[Pass]()
         self.under: dict[int, tuple[Pass, list[Stamp] | None]] = {}
         self._stamps: list[Stamp] | None = None
         self._count, self._onto, self._seconds = 0, 0, 0.0
         self.begun, self._told = 0, (0, 0, 0.0)
         self._closure, self._evaluated = False, list[Pass]()
-        self.used: list[Pass] = []
-        self.now, self.scan = Pass(), False
+        self.now, self.scan, self._first = Pass(), False, True
 
     @property
     def latest(self) -> Pass:
@@ -84,9 +83,10 @@ class Passes:
         stamps = self._drop_cleared() if self._waiting else None
         begun, self.now = self.now, Pass()
         self.count()
-        if self.scan and stamps is None:
+        scan = self.scan or self._first  # how many optimizers step with the first is not known yet
+        if scan and stamps is None:
             stamps = self._gradients.read()
-        self.under[threading.get_ident()] = begun, stamps if self.scan else None
+        self.under[threading.get_ident()] = begun, stamps if scan else None
         return begun
 
     def count(self, *, adds: bool = True) -> None:
@@ -188,7 +188,7 @@ class Passes:
 
     def finish(self) -> None:
         """Begin a new record; a pass that no optimizer has used yet belongs to it."""
-        self.begun, self._told, self.used = 0, (0, 0, 0.0), []
+        self.begun, self._told, self.used, self._first = 0, (0, 0, 0.0), [], False
 
     def forget(self) -> None:
         """Forget every pass, also those under way."""
@@ -233,17 +233,18 @@ class Passes:
     def _drop_cleared(self) -> list[Stamp] | None:
         """Forget passes whose gradients are gone or were used; return the state of the gradients where it was read."""
         plain = self._stamps is None and all(one.touched is None and not one.users for one in self._waiting)
-        if plain or self._closure:
+        if plain or self._closure or self._first:
             model = self._model()
             gone = model is None or not any(p.grad is not None for p in model.parameters())
             if gone or is_zeroed(self._marked(), self._mark):
                 self._drop([])
-            return None
+            if plain or self._closure or not self._waiting:
+                return None
         here, earlier = self._gradients.read(), self._stamps
         if earlier is None or len(earlier) != len(here):
             earlier = here
-        pairs = zip(here, earlier, strict=True)
-        standing = np.array([new is not None and new == old for new, old in pairs], dtype=np.bool_)
+        same = [new is not None and new == old for new, old in zip(here, earlier, strict=True)]
+        standing = np.array(same, dtype=np.bool_)
         kept = []
         for one in self._waiting:
             live = self._live(one) & standing

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,12 +18,13 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import Root, Roots, scale_of
 from gradflow_export.hooks.gradient_hooks import TensorHooks
 from gradflow_export.hooks.guards import Guard, unguarded
-from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls
+from gradflow_export.hooks.module_hooks import Placed
 from gradflow_export.hooks.optimizer_steps import Owned
 from gradflow_export.hooks.parameter_slots import briefly
 from gradflow_export.hooks.readings import Drained, Pending
 from gradflow_export.instruments.backward_passes import Passes
 from gradflow_export.instruments.components import LossComponents
+from gradflow_export.instruments.criterion import CriterionCalls
 from gradflow_export.instruments.gradients.fingerprints import end_of
 from gradflow_export.instruments.micro_batches import Part, loss_of, parts_of, statistics_of
 from gradflow_export.metrics.arrays.local import local
@@ -80,10 +80,10 @@ class LossInstrument:
         on_loss: Callable[[Tensor], None] = lambda _loss: None,
         guard: Guard = unguarded,
     ) -> None:
-        self._criterion = criterion
-        self._guard, self._on_over, self._on_loss = guard, on_over, on_loss
+        self._on_over, self._on_loss = on_over, on_loss
         self.passes = Passes(model, on_cleared)
         self._end_scanned = guard(self.passes.end)
+        self._calls = CriterionCalls(criterion, passes=self.passes, read=self._read, on_call=self._follow, guard=guard)
         self._roots = Roots(model, self._pass_begins, self._pass_over, guard=guard)
         self._rooted, self._told, self._numbered = False, False, -2
         self._begun, self._sent = TensorHooks(guard(self._backward)), TensorHooks(guard(self._sent_back))
@@ -96,9 +96,7 @@ class LossInstrument:
         self.on_root: Sequence[Callable[[Tensor], None]] = ()
         self.root: tuple[object, float | None] = (None, None)
         self._components = LossComponents()
-        self._called_at: float | None = None
-        self._seconds, self._spent = 0.0, 0.0
-        self.placed: list[Placed] = []
+        self._spent = 0.0
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -107,17 +105,18 @@ class LossInstrument:
         read = (*LOGIT_METRICS, *LOGIT_ERRORS, *TARGET_METRICS, *TARGET_ERRORS, *UPSTREAM_METRICS)
         return tuple(map(spec, (*losses, *read)))
 
+    @property
+    def placed(self) -> list[Placed]:
+        """Hooks that are laid aside on steps that make no record."""
+        return self._calls.placed
+
     def attach(self) -> contextlib.ExitStack:
         """Begin to watch the criterion's calls."""
         stack = contextlib.ExitStack()
         for what in (self._begun.remove, self._sent.remove, self.forget):
             stack.callback(what)
         stack.enter_context(self._roots.attach())
-        if self._criterion is not None:
-            begin, end = ModuleHook(self._guard(self._entered)), ModuleHook(self._guard(self._called))
-            self.placed = [hook_calls([(self._criterion, begin)], before=True), hook_calls([(self._criterion, end)])]
-            for placed in self.placed:
-                stack.callback(placed)
+        stack.enter_context(self._calls.attach())
         return stack
 
     def rest(self) -> Callable[[], None]:
@@ -144,31 +143,38 @@ class LossInstrument:
         if isinstance(components, Mapping):
             self._components.add(components)
 
-    def observe_loss(self, loss: Tensor | float, samples: float = 1.0) -> None:
-        """Take one loss, the mean of so many samples. A tensor is kept as a device reference."""
+    def observe_loss(self, loss: Tensor | float) -> None:
+        """Take one loss. A tensor is kept as a device reference."""
         self.seen = True
         if not isinstance(loss, Tensor):
             self.passes.now.add_loss(torch.tensor(float(loss), dtype=torch.float64))
             return
-        held = local(loss).detach()
-        self.passes.now.add_loss(held if held.numel() == 1 else held.mean(), samples)
+        self.passes.now.add_loss(local(loss).detach())
+        self._follow(loss)
+
+    def observe_logits(self, logits: Tensor, targets: Tensor | None) -> None:
+        """Take logits, and targets when they are known, if this step is due."""
+        for part in self._read(logits, targets):
+            self.passes.now.add_part(part)
+
+    def _follow(self, loss: Tensor, predictions: Tensor | None = None) -> None:
+        self.seen = True
         if loss.requires_grad and not torch.compiler.is_compiling():
             self._on_loss(loss)
             # Where calls of ``backward`` are seen anyway, a hook on the loss would tell nothing new.
             if not self._told:
                 self._begun.place(loss)
+        if predictions is not None:
+            self._await_gradient(predictions)
 
-    def observe_logits(self, logits: Tensor, targets: Tensor | None, class_dim: int | None = None) -> None:
-        """Take logits, and targets when they are known, if this step is due."""
+    def _read(self, logits: Tensor, targets: Tensor | None, class_dim: int | None = None) -> list[Part]:
         if not self.want_logits or not logits.is_floating_point() or logits.dim() < 1:
-            return
+            return []
         with torch.no_grad():
             held, whole = None if targets is None else local(targets), local(logits)
             rows, numbers = as_samples(whole, held, class_dim)
-            if rows.numel() == 0 or rows.shape[1] < 2:
-                return
-            for part in parts_of(rows, numbers, whole.numel()):
-                self.passes.now.add_part(part)
+            usable = rows.numel() > 0 and rows.shape[1] > 1
+            return list(parts_of(rows, numbers, whole.numel())) if usable else []
 
     def use(self, number: int, sites: tuple[str, ...], owned: Owned) -> None:
         """Have one of several optimizers use the passes whose gradients it steps with; called before :meth:`drain`.
@@ -226,32 +232,15 @@ class LossInstrument:
         self._components.forget()
         self._awaited.clear()
         self._rooted, self._numbered = False, -2
-        self._seconds = 0.0
+        self._calls.seconds = 0.0
 
     def scalars(self) -> dict[str, float]:
         """Return what the host knows of the losses and backward passes of the record so far."""
         out = self.passes.scalars()
-        self._spent, self._seconds = self._spent + self._seconds, 0.0
+        self._spent, self._calls.seconds = self._spent + self._calls.seconds, 0.0
         if self._spent:
             out["runtime.loss_time"] = self._spent
         return out
-
-    def _entered(self, _module: nn.Module, _args: Any, _output: Any = None) -> None:
-        self._called_at = time.perf_counter()
-
-    def _called(self, _module: nn.Module, args: Any, output: Any) -> None:
-        if not isinstance(output, Tensor) or not output.requires_grad:
-            return
-        if self._called_at is not None:
-            self._seconds += time.perf_counter() - self._called_at
-            self._called_at = None
-        tensors = [arg for arg in args if isinstance(arg, Tensor)]
-        self.observe_loss(output, float(len(tensors[0])) if tensors and tensors[0].dim() else 1.0)
-        if tensors:
-            self._await_gradient(tensors[0])
-        classification = len(tensors) > 1 and not tensors[1].is_floating_point() and tensors[0].dim() > 1
-        if classification and tensors[0].dim() == tensors[1].dim() + 1:
-            self.observe_logits(tensors[0], tensors[1], class_dim=1)
 
     def _await_gradient(self, predictions: Tensor) -> None:
         """Take what the loss sends back into the model when it comes, if this step is due."""
@@ -276,7 +265,7 @@ class LossInstrument:
         self._rooted = self._told = True
         for root, given in roots:
             self.root = end_of(root)
-            if not begun.losses:
+            if root is not self._calls.last():  # whether a criterion's loss lies behind it shows during the pass
                 weight = None if given is None else local(given).detach()
                 begun.roots.append((local(root).detach(), scale_of(root.grad_fn), weight))
             if self.follows and not self.seen:

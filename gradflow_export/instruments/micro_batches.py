@@ -95,8 +95,8 @@ class Pass:
         return bool(self.losses or self.parts)
 
     def add_loss(self, loss: Tensor, samples: float = 1.0) -> None:
-        """Take a loss, by the number of samples that it is the mean of. Shape: scalar."""
-        self.losses.append((loss, samples))
+        """Take a loss, by the number of samples that it is the mean of; of one with several entries the mean."""
+        self.losses.append((loss if loss.numel() == 1 else loss.mean(), samples))
         if len(self.losses) > FOLD_AT:
             self.losses = _fold_losses(self.losses)
 
@@ -125,6 +125,8 @@ def loss_of(passes: Iterable[Pass]) -> Tensor | npt.NDArray[np.float64] | None:
     """Return the mean of the losses that were reported, by their samples, else the sum of the roots. Shape: ``[1]``."""
     every = list(passes)
     losses = [entry for one in every for entry in one.losses]
+    if len(losses) == 1 and losses[0][0].is_cpu:
+        return np.array([float(losses[0][0])])
     if losses:
         return _mean(losses)
     roots = [root for one in every for root in one.roots]
@@ -136,9 +138,11 @@ def loss_of(passes: Iterable[Pass]) -> Tensor | npt.NDArray[np.float64] | None:
 def statistics_of(passes: Iterable[Pass]) -> list[Pending]:
     """Return statistics of logits, targets and the loss's gradient over all passes together."""
     parts = [part for one in passes for part in one.parts]
+    if not parts:
+        return []
     return [
         Pending(metric, (RUN_SITE,), value.reshape(1))
-        for part in (_fold_parts(parts) if parts else ())
+        for part in _fold_parts(parts)
         for metric, value in zip(part.metrics, _means(part), strict=True)
     ]
 

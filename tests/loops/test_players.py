@@ -70,6 +70,28 @@ def test_optimizers_that_share_some_parameters_make_a_record_each(watching, reco
     notes.agrees_with(recorded(exporter))
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_each_optimizer_has_its_own_loss_from_the_first_step_on(together, watching, recorded):
+    """Nobody knows yet that there are two: which gradients the first passes changed is looked at all the same."""
+    model = nn.ModuleDict({"trunk": trunk(), "head": nn.Linear(2, 1)})
+    first = torch.optim.Adam(model["trunk"].parameters(), lr=1e-3)
+    second = torch.optim.SGD(model["head"].parameters(), lr=1e-2)
+    exporter, losses = watching(model), []
+    for _ in range(3):
+        model.zero_grad()
+        features = model["trunk"](torch.randn(16, 8))
+        one, other = features.square().mean(), model["head"](features.detach()).square().mean()
+        one.backward()
+        if not together:
+            first.step()
+        other.backward()
+        if together:
+            first.step()
+        second.step()
+        losses.append({0: pytest.approx(one.item(), rel=1e-6), 1: pytest.approx(other.item(), rel=1e-6)})
+    assert [own(record, "optimizer.loss") for record in recorded(exporter)] == losses
+
+
 class Agent(nn.Module):
     """Actor and critic in one module."""
 
