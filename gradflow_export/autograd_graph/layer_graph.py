@@ -143,8 +143,8 @@ def layers_behind(node: Node, names: Mapping[int, str], turned: Collection[int],
     Args:
         node: What made them; a last activation is passed over.
         names: Names of modules by the ``id`` of their parameters.
-        turned: The ``id`` of weights that data is multiplied by transposed, and a gradient as they are, where a loss
-            contains one, as a penalty on it does.
+        turned: The ``id`` of weights that data from outside is multiplied by transposed, and a gradient as they are,
+            where a loss contains one, as a penalty on it does.
         root: What made the whole loss.
     """
     out = Layers()
@@ -258,8 +258,9 @@ def _add_layer(node: Node, name: str, after: str, row: tuple[Straight, ...], out
 
 def _layer(node: Node, names: Mapping[int, str], turned: Collection[int]) -> str | None:
     """Return the module that multiplies by its weight here, ``None`` where none does, or a gradient goes back."""
-    name = _owner(below(node, LAYERS[kind_of(node)][2]), names)
-    if name is None or kind_of(node) != Op.MM:
+    _, data, held = LAYERS[kind_of(node)]
+    name = _owner(below(node, held), names)
+    if name is None or kind_of(node) != Op.MM or below(node, data) is not None:
         return name
     weight, turns = _weight(node)
     return name if turns or weight not in turned else None

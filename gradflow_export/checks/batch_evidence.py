@@ -126,7 +126,7 @@ class InputInstrument(Instrument):
         self._passes += 1
         modules = dict(members(model))
         names = {id(p): name for name, module in modules.items() for _, p in torch_private.parameters(module)}
-        turned = {id(m.weight) for m in modules.values() if isinstance(m, nn.Linear)}
+        turned = {id(p) for m in modules.values() if isinstance(m, nn.Linear) for _, p in torch_private.parameters(m)}
         states = {id(p) for m in modules.values() for p in _state_weights(m)}
         with torch.no_grad():
             terms, whole = terms_of(root)

@@ -62,10 +62,13 @@ def test_what_a_penalty_sends_back_enters_no_layer(kind, of):
             )
 
 
-def test_a_matrix_that_is_used_both_ways_is_entered_by_data():
+@pytest.mark.parametrize("kind", ["by hand", "biased"])
+def test_a_matrix_that_is_used_both_ways_is_entered_by_data(kind):
     """The decoder multiplies by the encoder's matrix the other way: what enters the encoder is still found."""
-    part, x = Product(8, 6, fused=False), torch.randn(16, 8)
-    root = F.mse_loss(torch.tanh(part(x)) @ part.matrix.T, x)
-    (first,) = layers_behind(root.grad_fn, {id(part.matrix): "encoder"}, (), root.grad_fn).first
-    assert first.entered is not None
-    assert first.entered.equal(x)
+    part, x = MODELS[kind]()[0], torch.randn(16, 8)
+    matrix = next(p for p in part.parameters() if p.dim() > 1)
+    root = F.mse_loss(torch.tanh(part(x)) @ (matrix if matrix.shape[1] == 8 else matrix.T), x)
+    turned = {id(matrix)} if isinstance(part, nn.Linear) else ()
+    layers = layers_behind(terms_of(root)[0][0].behind, {id(matrix): "encoder"}, turned, root.grad_fn)
+    assert layers.own
+    assert layers.first[0].entered.equal(x)
