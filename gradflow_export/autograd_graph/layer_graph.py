@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gradflow_export.autograd_graph.loss_graph import LAYERS, REACH, Node, through_shapes
 from gradflow_export.autograd_graph.loss_shape import shape_of
-from gradflow_export.autograd_graph.nodes import Op, below, by_number, inputs, kind_of, sources_in
+from gradflow_export.autograd_graph.nodes import Op, below, by_number, inputs, kind_of, sources_in, walk
 from gradflow_export.hooks.backward_listener import saved
 
 MOST_NODES = 4_000
@@ -68,6 +68,8 @@ _AFFINE = frozenset(
 _WEIGHT_VIEWS = frozenset(
     (Op.T, Op.TO_COPY, Op.VIEW, Op.TRANSPOSE, Op.PERMUTE, Op.RESHAPE_ALIAS, Op.UNSAFE_VIEW, Op.UNSQUEEZE)
 )
+_TURNS = frozenset((Op.T, Op.TRANSPOSE, Op.PERMUTE))
+"""Of a matrix there is but one other order of its dimensions."""
 _FUSED_CELLS = frozenset((Op.MKLDNN_RNN_LAYER, Op.CUDNN_RNN))
 LOOKUPS = frozenset((Op.EMBEDDING, Op.EMBEDDING_BAG))
 
@@ -135,18 +137,21 @@ class Layers:
     foreign: bool = False
 
 
-def layers_behind(node: Node, names: Mapping[int, str]) -> Layers:
+def layers_behind(node: Node, names: Mapping[int, str], turned: Collection[int], root: Node) -> Layers:
     """Follow the graph from what made the predictions.
 
     Args:
         node: What made them; a last activation is passed over.
         names: Names of modules by the ``id`` of their parameters.
+        turned: The ``id`` of weights that data from outside is multiplied by transposed, and a gradient as they are,
+            where a loss contains one, as a penalty on it does.
+        root: What made the whole loss.
     """
     out = Layers()
     start = through_shapes(node)
     if kind_of(start) in REACH:
         start = through_shapes(below(start))
-    out.own = kind_of(start) in LAYERS and _owner(below(start, LAYERS[kind_of(start)][2]), names) is not None
+    out.own = kind_of(start) in LAYERS and _layer(start, names, turned) is not None
     waiting: deque[tuple[Node, str, tuple[Straight, ...]]] = deque([(start, "", ())])
     seen = {start}
     while waiting:
@@ -156,12 +161,18 @@ def layers_behind(node: Node, names: Mapping[int, str]) -> Layers:
         if len(seen) > MOST_NODES:
             out.whole = False
             break
-        sources, row = _enter(here, after, row, names, out)
+        sources, row = _enter(here, after, row, names, turned, out)
         kind = kind_of(here)
         for source in sources:
             if source is not None and source not in seen:
                 seen.add(source)
                 waiting.append((source, after if kind in _WEIGHT_VIEWS else kind, row))
+    entered = [made for made, _ in out.made if below(made, LAYERS[kind_of(made)][1]) is None]
+    back = [made for made in entered if _goes_back(made, turned, root)]
+    if back:
+        weights = {_weight(made)[0] for made in back}
+        out.made = [(made, name) for made, name in out.made if made not in back]
+        out.first = [layer for layer in out.first if layer.weight not in weights]
     return out
 
 
@@ -179,7 +190,12 @@ def _is_outside(node: Node) -> bool:
 
 
 def _enter(
-    node: Node, after: str, row: tuple[Straight, ...], names: Mapping[int, str], out: Layers
+    node: Node,
+    after: str,
+    row: tuple[Straight, ...],
+    names: Mapping[int, str],
+    turned: Collection[int],
+    out: Layers,
 ) -> tuple[list[Node], tuple[Straight, ...]]:
     """Take one node in; return where its data came from, and the row of layers that goes on from here."""
     kind = kind_of(node)
@@ -188,7 +204,7 @@ def _enter(
         return [], ()
     if kind in LAYERS:
         data, weight = LAYERS[kind][1:]
-        name = _owner(below(node, weight), names)
+        name = _layer(node, names, turned)
         if name is not None:
             return [below(node, data)], _add_layer(node, name, after, row, out)
         sources = [source for source in (below(node, data), below(node, weight)) if source is not None]
@@ -238,6 +254,37 @@ def _add_layer(node: Node, name: str, after: str, row: tuple[Straight, ...], out
     if below(node, data) is None:
         out.first.append(FirstLayer(name, saved(node, attribute), normalised=normalised, weight=id(variable)))
     return row
+
+
+def _layer(node: Node, names: Mapping[int, str], turned: Collection[int]) -> str | None:
+    """Return the module that multiplies by its weight here, ``None`` where none does, or a gradient goes back."""
+    _, data, held = LAYERS[kind_of(node)]
+    name = _owner(below(node, held), names)
+    if name is None or kind_of(node) != Op.MM or below(node, data) is not None:
+        return name
+    weight, turns = _weight(node)
+    return name if turns or weight not in turned else None
+
+
+def _weight(node: Node) -> tuple[int, bool]:
+    """Return the ``id`` of the weight that a layer multiplies by, and whether it is transposed."""
+    source, turns = below(node, LAYERS[kind_of(node)][2]), 0
+    while kind_of(source) in _WEIGHT_VIEWS:
+        turns += kind_of(source) in _TURNS
+        source = below(source)
+    return id(getattr(source, "variable", None)), turns % 2 == 1
+
+
+def _goes_back(node: Node, turned: Collection[int], root: Node) -> bool:
+    """Whether a gradient enters a product: data does by the other side, and nothing comes of it there."""
+    weight, turns = _weight(node)
+    if kind_of(node) != Op.MM or weight in turned:
+        return False
+    for other in walk([root], most=MOST_NODES):
+        data = below(other, LAYERS[kind_of(other)][1]) if kind_of(other) in LAYERS else None
+        if data is not None and _weight(other) == (weight, not turns):
+            return all(each is not node for each in walk([data], most=MOST_NODES))
+    return False
 
 
 def _owner(node: Node, names: Mapping[int, str]) -> str | None:

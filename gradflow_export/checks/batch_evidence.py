@@ -126,22 +126,22 @@ class InputInstrument(Instrument):
         self._passes += 1
         modules = dict(members(model))
         names = {id(p): name for name, module in modules.items() for _, p in torch_private.parameters(module)}
-        cells = [m for m in modules.values() if isinstance(m, (nn.RNNBase, nn.RNNCellBase))]
-        states = {id(p) for m in cells for key, p in m.named_parameters(recurse=False) if "weight_hh" in key}
+        turned = {id(p) for m in modules.values() if isinstance(m, nn.Linear) for _, p in torch_private.parameters(m)}
+        states = {id(p) for m in modules.values() for p in _state_weights(m)}
         with torch.no_grad():
             terms, whole = terms_of(root)
             terms += [Term("soft", node, node, mistakes={site: value}) for site, value, node in forms_of(root)]
             alone = [is_alone(root.grad_fn, term.node) for term in terms]
-            every = Layers() if all(alone) else layers_behind(root.grad_fn, names)
+            every = Layers() if all(alone) else layers_behind(root.grad_fn, names, turned, root.grad_fn)
             for term, single in zip(terms, alone, strict=True):
-                layers = layers_behind(term.behind, names)
+                layers = layers_behind(term.behind, names, turned, root.grad_fn)
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 layers.first = entering(layers.first, states)
                 self._take(term, layers, pairs, every, whole=whole, single=single)
             known = any(term.targets is not None for term in terms)
             given = [] if known else [(each, each.node_behind(root.grad_fn)) for each in self._answers.given]
             for answer, node in (pair for pair in given if pair[1] is not None):
-                layers = layers_behind(node, names)
+                layers = layers_behind(node, names, turned, root.grad_fn)
                 layers.first = entering(layers.first, states)
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 self._await(answer, layers, pairs)
@@ -298,6 +298,11 @@ class InputInstrument(Instrument):
             found.site, columns, steps, numbers=found.kind not in PICKED,
         )  # fmt: skip
         self._out.append(ClueSample("target.column", found.site, values.contiguous(), read))
+
+
+def _state_weights(module: nn.Module) -> list[Tensor]:
+    held = torch_private.parameters(module) if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) else []
+    return [p for key, p in held if "weight_hh" in key]
 
 
 def _drawn_by(loader: DataLoader[Any]) -> int:

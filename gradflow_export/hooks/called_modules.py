@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
 
 from gradflow_export.autograd_graph.nodes import Op, kind_of
 from gradflow_export.hooks.guards import Guard, unguarded
-from gradflow_export.hooks.members import members
+from gradflow_export.hooks.members import held_parameters, members
 from gradflow_export.hooks.parameter_slots import Slot, briefly, slots
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
@@ -24,6 +26,8 @@ _CHOSEN = frozenset((Op.INDEX, Op.INDEX_SELECT, Op.MASKED_SELECT))
 """What makes a tensor of some of the samples of another."""
 BESIDE = 64
 """Calls of the members of one list that are remembered of a pass."""
+STRANGE = 1024
+"""Weights of modules that are no part of the model that are remembered of a step."""
 _CALLED, _UNCALLED, _LOOKED = int(Wiring.CALLED), int(Wiring.UNCALLED), int(Wiring.LOOKED)
 _BESIDE, _ROUTED = int(Wiring.BESIDE), int(Wiring.ROUTED)
 """Plain numbers: flags are joined by a function of Python's."""
@@ -39,6 +43,16 @@ def _has(modules: _Modules, module: nn.Module) -> bool:
 def _put(modules: _Modules, module: nn.Module) -> None:
     if not _has(modules, module):
         modules[id(module)] = weakref.ref(module)
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    """Whether this is a parameter of its own, and none that a call is given for one."""
+    return isinstance(tensor, nn.Parameter) and tensor.requires_grad and tensor.is_leaf and not is_lazy(tensor)
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    """Return what tells tensors apart that live at different times: an ``id`` or address is given again."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 class Calls:
@@ -63,7 +77,9 @@ class Calls:
         self._kinds: dict[str, str] = {}
         self._codes: dict[str, int] = {}
         self._stack: list[int] = []
-        self._strange: list[tuple[str, weakref.ref[nn.Module]]] = []
+        self._strange: dict[StorageWeakRef, tuple[str, weakref.ref[nn.Module]]] = {}
+        self._earlier: set[StorageWeakRef] = set()  # of such weights, in the looks before
+        self._own: frozenset[int] | None = None
         self._looked = False
         self._taken: dict[str, tuple[int, int]] = {}
         self._cells: Counter[str] = Counter()
@@ -114,9 +130,12 @@ class Calls:
                 yield from ((names[id(p)], slot, p) for slot, p in slots(module))
 
     def made(self) -> set[str]:
-        """Return where modules with weights were called that are gone already; they were made for that call."""
-        strange, self._strange = self._strange, []
-        return {path for path, reference in strange if reference() is None}
+        """Return where weights were used that no pass before had, by modules that are gone: made for that call."""
+        strange, self._strange, earlier = self._strange, {}, self._earlier
+        self._earlier = {each for each in earlier if not each.expired()} | strange.keys()  # type: ignore[no-untyped-call]
+        if not earlier:  # the first look tells what there is, not what is new
+            return set()
+        return {path for each, (path, holder) in strange.items() if holder() is None and each not in earlier}
 
     def taken(self) -> dict[str, tuple[int, int]]:
         """Return the steps and sequences that each layer with ``batch_first`` took its latest input for."""
@@ -142,6 +161,7 @@ class Calls:
             self._stack.clear()
             self._given.clear()
             self._names = {id(member): (site, self._kind(site)) for site, member in members(model)}
+            self._own = None
         if not self._depth or threading.get_ident() != self._thread:
             return  # nothing is called by this model, or by another thread, whose gradients must not be looked at
         _put(self._seen, module)
@@ -153,10 +173,6 @@ class Calls:
                 self._compare(*here, first)
             if isinstance(module, nn.RNNCellBase):
                 self._cells[here[0]] += 1
-        elif any(p.requires_grad for p in module.parameters()):
-            holder = next((self._names[key][0] for key in reversed(self._stack) if key in self._names), "")
-            path = f"{holder}.{type(module).__name__}".lstrip(".")
-            self._strange.append((path, weakref.ref(module)))
 
     def _kind(self, site: str) -> str:
         """Return what the members of one list have in common, looked up once for each of them."""
@@ -191,8 +207,22 @@ class Calls:
     def _left(self, module: nn.Module, _given: Any, _output: Any) -> None:
         if torch.compiler.is_compiling() or not self._depth or threading.get_ident() != self._thread:
             return
-        while self._stack and self._stack.pop() != id(module):
-            pass
+        if id(module) in self._stack:  # not where it was called without gradients
+            while self._stack.pop() != id(module):
+                pass
+            if id(module) not in self._names:
+                self._meet(module)  # now that it has weights, where the first call makes them
         if module is self._model():
             self._depth = 0
             self._given.clear()
+
+    def _meet(self, module: nn.Module) -> None:
+        """Take notice of weights that a module uses and the model does not hold; what holds those of the model may."""
+        model = self._model()
+        if self._own is None:
+            self._own = frozenset(id(p) for _, _, p in held_parameters(model)) if model is not None else frozenset()
+        above = next((self._names[key][0] for key in reversed(self._stack) if key in self._names), "")
+        path = f"{above}.{type(module).__name__}".lstrip(".")
+        for holder, _, parameter in held_parameters(module):
+            if id(parameter) not in self._own and _is_weight(parameter) and len(self._strange) < STRANGE:
+                self._strange.setdefault(_storage(parameter), (path, weakref.ref(holder)))
