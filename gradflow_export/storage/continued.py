@@ -78,7 +78,7 @@ def between(steps: Sequence[int], until: int, info: RunInfo | None, *, closed: b
     """
     settings = {} if info is None else info.settings
     every = settings.get("every", 1)
-    if closed and (info is None or every != 1 or settings.get("budget") is not None):
+    if closed and (info is None or every != 1 or settings.get("budget", 0) is not None):
         return None
     apart = sorted(later - earlier for earlier, later in pairwise(steps[-RECENT - 1 :]))
     usual = max([1, *apart[len(apart) // 2 :][:1], *([every] if isinstance(every, int) else [])])
