@@ -65,6 +65,11 @@ def markdown(catalog: Mapping[str, MetricSpec]) -> str:
         "Ranks says how the values of several processes become one: see [when-it-fires.md](when-it-fires.md).",
         "*Missing*, `0.0`, NaN and Inf are four different things in every reading, every file and the panel.",
         "Metrics in **bold** are headline metrics: TensorBoard's stock Scalars page shows them too.",
+        "",
+        "Values are float32. What a float64 model has beyond that range is recorded as its end, 3.4028e38 or 1.4e-45.",
+        "",
+        "`logits.*`, `confidence.*` and `alignment.*` are read where a criterion given to `watch` takes class numbers.",
+        "Where targets are probabilities, or the loss is a function, `observe(logits=..., targets=...)` gives them.",
     ]
     for kind, title, note in KIND_TITLES:
         specs = [spec for spec in catalog.values() if spec.kind == kind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from gradflow_export.records.run_info import RunInfo
@@ -59,7 +59,7 @@ def chains(starts: Sequence[tuple[int | None, Identity | None]]) -> list[range]:
     return [range(*pair) for pair in zip(edges, [*edges[1:], len(starts)], strict=True)]
 
 
-def between(steps: Sequence[int], until: int, info: RunInfo | None, *, closed: bool) -> Gap | None:
+def between(steps: Sequence[int], until: int, settings: object, *, closed: bool) -> Gap | None:
     """Return the steps that lie between two sessions of one run and are in neither.
 
     A session that was not closed has lost what it had recorded last. One that was closed has lost nothing: steps after
@@ -68,7 +68,7 @@ def between(steps: Sequence[int], until: int, info: RunInfo | None, *, closed: b
     Args:
         steps: The last ones of the earlier session that are accounted for, rising.
         until: The first one that the later session accounts for.
-        info: Describes the earlier session, ``None`` where that was not written.
+        settings: Those of the earlier session; anything but a mapping where they are not known.
         closed: Whether the earlier session was closed.
 
     >>> print(between([140, 141, 142], 162, None, closed=False))
@@ -76,9 +76,9 @@ def between(steps: Sequence[int], until: int, info: RunInfo | None, *, closed: b
     >>> print(between([120, 130, 140], 162, None, closed=False))
     steps 150 to 160 (2 of them): the session before ended before they were written
     """
-    settings = {} if info is None else info.settings
-    every = settings.get("every", 1)
-    if closed and (info is None or every != 1 or settings.get("budget") is not None):
+    known = settings if isinstance(settings, Mapping) else {}
+    every = known.get("every", 1)
+    if closed and (every != 1 or known.get("budget", 0) is not None):
         return None
     apart = sorted(later - earlier for earlier, later in pairwise(steps[-RECENT - 1 :]))
     usual = max([1, *apart[len(apart) // 2 :][:1], *([every] if isinstance(every, int) else [])])

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import overload
 
@@ -215,13 +215,13 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
 
 def _gaps(starts: Sequence[_Start]) -> Iterator[Gap]:
     """Yield what the sessions of a run say is missing, and what lies between two of them."""
-    for earlier, later in pairwise([None, *starts]):
-        own = list(later.gaps)
-        if earlier is not None:
-            first = min(later.owner)
+    for place, start in enumerate(starts):
+        own = list(start.gaps)
+        if place:
+            before, first = starts[place - 1], min(start.owner)
             until = min([first, *(gap.first for gap in own)])
-            known = {*earlier.owner, *(min(gap.last, first - 1) for gap in earlier.gaps if gap.first < first)}
-            lost = between(sorted(known), until, earlier.info, closed=earlier.closed)
+            known = {*before.owner, *(min(gap.last, first - 1) for gap in before.gaps if gap.first < first)}
+            lost = between(sorted(known), until, before.info and before.info.settings, closed=before.closed)
             yield from () if lost is None else (lost,)
         yield from own
 

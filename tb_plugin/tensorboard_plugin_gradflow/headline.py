@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.records.statistics import ENDS, Ends
+from gradflow_export.records.step_record import Gap
+from gradflow_export.storage.continued import RECENT, between
 from gradflow_export.storage.event_chunks import ABSENT_BITS, MISSING_BITS
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session
 from tensorboard_plugin_gradflow.source import Source
@@ -20,6 +23,7 @@ Steps = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Known = Mapping[str, tuple[Steps, Floats]]
 _NOTHING: Known = MappingProxyType({})
+_RECENT_CHUNKS = RECENT + 1  # one row each at least
 
 
 def headline(source: Source, index: RunIndex, losses: Pairs, dropped: Pairs) -> dict[str, Any]:
@@ -73,7 +77,36 @@ def _lost(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]]) -
     for session in index.sessions:
         for _, gap in source.read_json(index.run, session.of_kind("gap")):
             total += gap["steps"] if gap["first"] < session.cut else 0
-    return int(total)
+    return int(total) + sum(gap.steps for gap in gaps_between(source, index))
+
+
+def gaps_between(source: Source, index: RunIndex) -> list[Gap]:
+    """Return the steps that lie between two sessions and are in neither, as ``gradflow report`` counts them.
+
+    Args:
+        source: Where to read.
+        index: The run.
+    """
+    found = []
+    for earlier, later in pairwise([session for session in index.sessions if any(session.of_kind("clock"))]):
+        own, next_own = (
+            [gap for _, gap in source.read_json(index.run, session.of_kind("gap"))] for session in (earlier, later)
+        )
+        first = earlier.cut
+        until = min([first, *(int(gap["first"]) for gap in next_own)])
+        clocks = [c for c in earlier.of_kind("clock") if c.parts.name == "steps" and c.key.endswith("-0")]
+        recent = [stored for _, stored in source.read(index.run, clocks[-_RECENT_CHUNKS:])]
+        steps = {
+            int(step) for stored in recent if isinstance(stored, np.ndarray) for step in stored.astype(np.int64).flat
+        }
+        known = {*steps, *(min(int(gap["last"]), first - 1) for gap in own if gap["first"] < first)}
+        settings = next(
+            (meta.get("settings") for _, meta in source.read_json(index.run, earlier.of_kind("meta"))), None
+        )
+        closed = any(True for _ in earlier.of_kind("end"))
+        lost = between(sorted(known), until, settings, closed=closed) if known else None
+        found += [] if lost is None else [lost]
+    return found
 
 
 def every_step(clock: Chunk) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensorboard_plugin_gradflow.data import run_level
-from tensorboard_plugin_gradflow.headline import readings
+from tensorboard_plugin_gradflow.headline import gaps_between, readings
 from tensorboard_plugin_gradflow.index import RunIndex
 from tensorboard_plugin_gradflow.metadata import FORMAT
 from tensorboard_plugin_gradflow.sound import is_note, is_whole
@@ -110,6 +110,10 @@ def _gaps(source: Source, index: RunIndex) -> list[dict[str, Any]]:
         for _, gap in source.read_json(index.run, session.of_kind("gap")):
             reason = str(gap.get("reason", ""))[:200]
             out.append({"kind": "gap", "step": gap["first"], "last": gap["last"], "text": f"not written: {reason}"})
+    out += [
+        {"kind": "gap", "step": lost.first, "last": lost.last, "text": f"not written: {lost.reason}"}
+        for lost in gaps_between(source, index)
+    ]
     steps = _all_steps(source, index)
     between = np.diff(steps)
     if len(between):

@@ -18,6 +18,7 @@ from tensorboard_plugin_gradflow.data import catalog, list_runs, run_issues, run
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.howto import how_to_read
 from tensorboard_plugin_gradflow.moment import read_moment
+from tensorboard_plugin_gradflow.story import time_axis
 
 
 def issue_record(logs, step, *issues):
@@ -225,3 +226,16 @@ def test_lost_steps_are_added_up_over_sessions(tmp_path, logs, open_source):
     assert run_meta(source, "a")["lost"] == 5
     assert summarise(read_run(tmp_path / "a")).lost_steps.total == 5
     assert (run_meta(source, "b")["lost"], run_meta(source, "b")["loss"]) == (0, None)
+
+
+def test_steps_between_a_killed_session_and_the_next_are_lost(tmp_path, logs, open_source):
+    """The panel counts them as the command line does, and marks them on the time axis."""
+    writer = TensorBoardWriter(tmp_path / "a", rows=7)
+    writer.open(RunInfo("1700000000000-ab-0", 1700000000.0, settings={"every": 1, "budget": None}))
+    for each in lossy_records(logs, 1, 22):
+        writer.write(StepRecord(each.step, 1700000000.0 + each.step, each.readings))
+    logs.write_run(tmp_path / "a", lossy_records(logs, 30, 60), start=60)
+    source = open_source(tmp_path)
+    assert run_meta(source, "a")["lost"] == summarise(read_run(tmp_path / "a")).lost_steps.total == 8
+    (gap,) = [each for each in time_axis(source, "a")["annotations"] if each["kind"] == "gap"]
+    assert (gap["step"], gap["last"]) == (22, 29)

@@ -27,9 +27,10 @@ def specs() -> tuple[MetricSpec, ...]:
           "number of tensors whose gradient norm is NaN or Inf", "definition", "c", low=0.0, headline=True),
         s("gradient.cosine", "cosine with the previous gradient", "1", "run",
           "<g_t, g_{t-1}> / (||g_t|| ||g_{t-1}||), g_{t-1} what the same optimizer used before; over optimizers "
-          "without sparse gradients; what did not arrive counts as 0. Of more than 2^14 entries over 2^14 signed sums "
-          "of all of them. Without the C library over 16 pieces of 1024 entries drawn evenly over all, and missing "
-          "where gradients of other parameters arrived than before", "Charikar et al. 2002, ICALP", "1G",
+          "without sparse gradients; what did not arrive counts as 0. Missing "
+          "where the optimizer got parameters since, as from add_param_group. Of more than 2^14 entries over 2^14 "
+          "signed sums of all of them. Without the C library over 16 pieces of 1024 entries drawn evenly over all, and "
+          "missing where gradients of other parameters arrived than before", "Charikar et al. 2002, ICALP", "1G",
           low=-1.0, high=1.0, error="gradient.cosine_error"),
         s("gradient.cosine_error", "standard error of the cosine", "1", "run",
           "(1 - cosine^2) / 2^7 over signed sums; over pieces that of a ratio of sample means",
@@ -41,7 +42,8 @@ def specs() -> tuple[MetricSpec, ...]:
           "at every step for 32 steps after one that shows such a change (on a GPU not one through .data)",
           "definition", "c; 1G sampled", low=0.0, scale="log", headline=True, across="root"),
         s("gradient.clip_scale", "what clipping left", "1", "run",
-          "gradient.total_norm / gradient.norm_before_clip; 1 without clipping",
+          "gradient.total_norm / gradient.norm_before_clip, at the same steps: without clipping 1 where it is sampled, "
+          "and missing elsewhere and where no backward pass writes the gradients, as with torch.autograd.grad",
           "Pascanu et al. 2013, arXiv:1211.5063", "c", low=0.0, scale="log", marks=(1.0,)),
         s("parameter.clip_scale", "what clipping left of a parameter's gradient", "1", "parameter",
           "at steps where calls of torch's clipping left different shares of different parameters", "definition", "c",
@@ -91,7 +93,7 @@ def specs() -> tuple[MetricSpec, ...]:
           scale="log", across="rms", batches="last"),
         s("block.output_spread", "output spread over samples", "activation", "block",
           "root mean square over features of the standard deviation over samples and positions; of at most 32 of "
-          "these and 64 features, evenly spaced; exact where `block.output_spread_error` is missing or 0",
+          "these and 64 features, evenly spaced",
           "Schoenholz et al. 2017, arXiv:1611.01232", "1H", low=0.0, scale="log", across="rms", batches="last",
           error="block.output_spread_error"),
         s("block.output_spread_error", "standard error of the output spread", "share", "block",

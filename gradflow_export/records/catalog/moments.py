@@ -14,8 +14,8 @@ def specs() -> tuple[MetricSpec, ...]:
           "||m||_2 of Adam's first moment or SGD's momentum buffer, after the step", "definition", "1P sampled",
           low=0.0, scale="log", across="root"),
         s("parameter.adam_rms", "gradient against second moment", "1", "parameter",
-          "(mean g^2 / max(v, eps^2))^(1/2) with bias-corrected v; of more than 2^12 entries over 2^12 drawn evenly; "
-          "exact where `parameter.adam_rms_error` is missing or 0", "Wortsman et al. 2023, arXiv:2304.13013",
+          "(mean g^2 / max(v, eps^2))^(1/2) with bias-corrected v; of more than 2^12 entries over 2^12 drawn evenly",
+          "Wortsman et al. 2023, arXiv:2304.13013",
           "c sampled", low=0.0, scale="log", marks=(1.0,), across="rms", error="parameter.adam_rms_error"),
         s("parameter.adam_rms_error", "standard error of the ratio to the second moment", "1", "parameter",
           "(m + d)^(1/2) - m^(1/2), m the mean of r = g^2 / max(v, eps^2) over the n entries drawn, d = s / n^(1/2) + "
@@ -23,8 +23,8 @@ def specs() -> tuple[MetricSpec, ...]:
           "those left out (t without limit on other devices than the CPU)",
           "Cochran 1977, Sampling Techniques, section 2.7", "c", low=0.0, across="max"),
         s("parameter.epsilon_share", "steps decided by eps", "share", "parameter",
-          "#{v > 0 and v^(1/2) < eps} / #{v > 0} with bias-corrected v, over the same entries; exact where "
-          "`parameter.epsilon_share_error` is missing or 0", "Kingma and Ba 2015, arXiv:1412.6980", "c sampled",
+          "#{v > 0 and v^(1/2) < eps} / #{v > 0} with bias-corrected v, over the same entries",
+          "Kingma and Ba 2015, arXiv:1412.6980", "c sampled",
           low=0.0, high=1.0, marks=(0.5,), across="mean", error="parameter.epsilon_share_error"),
         s("parameter.epsilon_share_error", "standard error of the share that eps decides", "1", "parameter",
           "(p (1 - p) / k)^(1/2) + 1 / k, p the share and k = #{v > 0} among the entries drawn; 1 without any",

@@ -29,7 +29,8 @@ def specs() -> tuple[MetricSpec, ...]:
           "(sum ||dL/dz||_2^2)^(1/2) over all micro-batches of the step, z the criterion's first argument or "
           "observe(logits=...)", "definition", "1 pass logits", low=0.0, scale="log", across="batch root"),
         s("upstream.mean_norm", "gradient of the loss at a prediction", "gradient", "run",
-          "mean over samples of ||dL/dz_s||_2; (softmax - onehot) / samples for mean cross-entropy", "definition",
+          "mean over samples of ||dL/dz_s||_2; (softmax - onehot) / samples for mean cross-entropy. A sample is a row "
+          "of the first axis: of outputs [B, C, T] it is a whole sequence, not one of its positions", "definition",
           "1 pass logits", low=0.0, scale="log", across="batch mean"),
         s("upstream.zero_share", "zero entries of the loss's gradient", "share", "run", "#{dL/dz == 0} / numel",
           "definition", "1 pass logits", low=0.0, high=1.0, across="mean"),
