@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gradflow_export.autograd_graph.nodes import Op, below, is_variant, kind_of, walk
 from gradflow_export.hooks import torch_private
-from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.guards import TURNS, Guard, unguarded
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.records.step_record import RUN_SITE
 
@@ -134,13 +134,14 @@ def listen(listener: Listener) -> contextlib.ExitStack:
     Returns:
         A stack whose closing ends it.
     """
-    found = getattr(torch.autograd.backward, _MARK, None)
-    listeners: _Listeners = _Listeners(torch.autograd.backward) if found is None else found
-    if found is None:
-        torch.autograd.backward = listeners.stand_in
-    listeners.current = (*listeners.current, listener)
+    with TURNS:
+        found = getattr(torch.autograd.backward, _MARK, None)
+        listeners: _Listeners = _Listeners(torch.autograd.backward) if found is None else found
+        if found is None:
+            torch.autograd.backward = listeners.stand_in
+        listeners.current = (*listeners.current, listener)
     stack = contextlib.ExitStack()
-    stack.callback(_leave, listeners, listener)
+    stack.callback(TURNS.last, functools.partial(_leave, listeners, listener))
     return stack
 
 
