@@ -13,6 +13,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from gradflow_export import Exporter, MemoryWriter
 from gradflow_export.hooks import optimizer_hooks
+from gradflow_export.hooks.backward_listener import Roots
 from gradflow_export.hooks.guards import TURNS, hook_all_calls, hook_process
 
 STEPS = 5
@@ -159,3 +160,54 @@ def test_what_a_finalizer_asks_for_waits_for_the_change_under_way():
         TURNS.last(lambda: made.append("asked for meanwhile"))
         made.append("the change")
     assert made == ["the change", "asked for meanwhile"]
+
+
+def test_a_pass_of_another_thread_is_never_taken_for_the_models():
+    mine, other, seen = nn.Linear(3, 1), nn.Linear(3, 1), []
+    with Roots(lambda: mine, lambda roots: seen.append(threading.get_ident()), lambda _seconds: None).attach():
+        for _step in range(12):
+            mine(torch.ones(1, 3)).sum().backward()
+        run_together(lambda: other(torch.ones(1, 3)).sum().backward())
+        run_together(lambda: mine(torch.ones(1, 3)).sum().backward())
+    assert len(seen) == 13
+
+
+class Noted(nn.Parameter):
+    """A parameter that notes in which threads its gradient is read."""
+
+    readers: set[int] = set()  # noqa: RUF012 - shared on purpose
+
+    @property
+    def grad(self):
+        """The gradient."""
+        Noted.readers.add(threading.get_ident())
+        return torch.Tensor.grad.__get__(self)
+
+    @grad.setter
+    def grad(self, value):
+        torch.Tensor.grad.__set__(self, value)
+
+
+def test_what_another_thread_trains_has_no_gradients_of_the_model_read():
+    """They may be freed meanwhile, without the interpreter's lock: then the process ends."""
+    model, memory = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1)), MemoryWriter()
+    for layer in model:
+        layer.weight = Noted(layer.weight.detach().clone())
+    other = nn.Linear(3, 1)
+    optimizer, others = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, other))
+
+    def train():
+        others.zero_grad()
+        other(torch.randn(4, 3)).sum().backward()
+        others.step()
+
+    Noted.readers.clear()
+    with Exporter(model, backends=[memory], verbose=0, synchronous=True, budget=None, strict=True).watch():
+        for _step in range(12):
+            optimizer.zero_grad()
+            run_together(train)
+            model(torch.randn(4, 3)).square().mean().backward()
+            run_together(train)
+            optimizer.step()
+    assert Noted.readers == {threading.get_ident()}
+    assert len(memory.records) == 12
