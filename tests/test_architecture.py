@@ -192,6 +192,7 @@ OF_OTHERS = frozenset(
     {
         "argparse._SubParsersAction",
         "self.run._teardown_hooks",
+        "sys._current_frames",
         "sys._getframe",
         "workspace._to_model",
         "_teardown_hooks",

@@ -10,13 +10,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.function_spy import Spy, spies_on
-from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.guards import Guard, hook_all_calls, unguarded
 from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.instruments.base import Instrument, Setting
@@ -200,8 +199,8 @@ class _Look:
         self._done = ""
         self._stack = contextlib.ExitStack()
         enter, leave = guard(self._enter), guard(self._leave)
-        self._stack.callback(register_module_forward_pre_hook(enter).remove)
-        self._stack.callback(register_module_forward_hook(leave, always_call=True).remove)
+        self._stack.callback(hook_all_calls(enter, before=True))
+        self._stack.callback(hook_all_calls(leave, always=True))
         dropped, masked, drew = guard(self._dropped), guard(self._masked), guard(self._drew)
         # Looked up now: another watcher may have put something in their place.
         shown = {getattr(nn.functional, name): dropped for name in DROPOUTS}

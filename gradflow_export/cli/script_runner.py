@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.experiments.runs import Outcome, Place
 from gradflow_export.experiments.target import CELL, Target, run_target, told
 from gradflow_export.experiments.watched import MODELS, outermost, watch
 from gradflow_export.exporter import Exporter, watching
+from gradflow_export.hooks.guards import hook_all_calls
 from gradflow_export.hooks.optimizer_hooks import listen
 from gradflow_export.records.issues import Issue, IssueType
 
@@ -63,8 +63,8 @@ class ScriptWatch:
         """Begin; closing the returned stack closes every exporter."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._close)
-            stack.callback(register_module_forward_pre_hook(self._called).remove)
-            stack.callback(register_module_forward_hook(self._left, always_call=True).remove)
+            stack.callback(hook_all_calls(self._called, before=True))
+            stack.callback(hook_all_calls(self._left, always=True))
             stack.callback(listen(self._begins, self._stepped))
             return stack.pop_all()
 

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import platform
 import sys
+import threading
 import time
 import weakref
 from collections import deque
@@ -182,13 +183,16 @@ def _follow_optimizers(
     part: Callable[[str], Part],
 ) -> OptimizerSteps:
     """Return what calls the loop around the steps of the model's optimizers, and reports those of others."""
-    armed, passes = loop.instruments.armed, loop.instruments.loss.passes
+    armed, loss = loop.instruments.armed, loop.instruments.loss
     noticing = [loop.lonely.noticed, *(each.noticed for each in armed if overrides(each, "noticed"))]
 
     def foreign(stranger: Optimizer) -> None:
+        # That of a model in another thread: while it steps, this model's gradients may be written and freed.
+        if loss.roots.thread not in {0, threading.get_ident()}:
+            return
         for notice in noticing:
             notice(stranger)
-        passes.note_step()
+        loss.passes.note_step()
 
     return OptimizerSteps(
         model,

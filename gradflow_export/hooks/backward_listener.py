@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from gradflow_export.autograd_graph.nodes import Op, below, is_variant, kind_of, walk
 from gradflow_export.hooks import torch_private
-from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.guards import TURNS, Guard, unguarded
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.records.step_record import RUN_SITE
 
@@ -134,13 +135,14 @@ def listen(listener: Listener) -> contextlib.ExitStack:
     Returns:
         A stack whose closing ends it.
     """
-    found = getattr(torch.autograd.backward, _MARK, None)
-    listeners: _Listeners = _Listeners(torch.autograd.backward) if found is None else found
-    if found is None:
-        torch.autograd.backward = listeners.stand_in
-    listeners.current = (*listeners.current, listener)
+    with TURNS:
+        found = getattr(torch.autograd.backward, _MARK, None)
+        listeners: _Listeners = _Listeners(torch.autograd.backward) if found is None else found
+        if found is None:
+            torch.autograd.backward = listeners.stand_in
+        listeners.current = (*listeners.current, listener)
     stack = contextlib.ExitStack()
-    stack.callback(_leave, listeners, listener)
+    stack.callback(TURNS.last, functools.partial(_leave, listeners, listener))
     return stack
 
 
@@ -158,16 +160,20 @@ Root = tuple[Tensor, "Tensor | None"]
 class Roots:
     """Tells which backward passes are one model's, and on which losses they are called.
 
-    Only a tensor whose graph reaches a parameter of the model counts. Its graph is followed at first, and then now and
-    then; as soon as one belonged to another model, each is, but for those like others that were never the model's: with
-    the same parameter next to the loss, and as many nodes made since the pass before. Scalars that lead to no
-    parameter, with or without a graph, are counted until one leads there.
+    Only a tensor whose graph reaches a parameter of the model counts. Its graph is followed at first, then now and
+    then, and where another thread than that of the model's last pass begins one; as soon as one belonged to another
+    model, each is, but for those like others that were never the model's: with the same parameter next to the loss, and
+    as many nodes made since the pass before. Scalars that lead to no parameter, with or without a graph, are counted
+    until one leads there.
 
     Args:
         model: Returns the model, ``None`` when it is gone.
         on_pass: Called with the scalars among the roots before each backward pass of the model.
         over: Called after each backward pass of the process with its seconds, ``None`` where it raised.
         guard: Wraps what is called from ``backward`` before the pass.
+
+    Attributes:
+        thread: That of the model's latest pass, 0 before the first.
     """
 
     def __init__(
@@ -180,7 +186,7 @@ class Roots:
     ) -> None:
         self._model, self._on_pass = model, on_pass
         self.see, self.over = guard(self._called), over
-        self._checks = self._until = 0
+        self._checks = self._until = self.thread = 0
         self._alone = True
         self._strangers = _Strangers()
         self._blind = self._told = 0
@@ -228,7 +234,8 @@ class Roots:
 
     def _mine(self, root: Tensor) -> bool:
         self._until -= 1
-        if self._alone and self._until > 0:
+        thread = threading.get_ident()
+        if self._alone and self._until > 0 and thread == self.thread:
             return True
         self._checks += 1
         self._until = 1 if self._checks < ALWAYS_CHECKED else CHECKED_EVERY
@@ -239,6 +246,7 @@ class Roots:
         if kind is not None and self._strangers.knows(kind):
             return False
         mine = reaches(root, map(id, model.parameters()))
+        self.thread = thread if mine else self.thread
         self._alone &= mine
         if kind is not None:
             self._strangers.learn(kind, mine=mine)

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 
 from gradflow_export.autograd_graph.nodes import Op, kind_of
-from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.guards import Guard, hook_all_calls, unguarded
 from gradflow_export.hooks.members import held_parameters, members
 from gradflow_export.hooks.parameter_slots import Slot, briefly, slots
 from gradflow_export.records.evidence import Wiring
@@ -88,8 +87,8 @@ class Calls:
         """Begin to see calls, or with ``on=False`` see no more."""
         if on and self._armed is None:
             with contextlib.ExitStack() as stack:
-                stack.callback(register_module_forward_pre_hook(self._enter).remove)
-                stack.callback(register_module_forward_hook(self._leave, always_call=True).remove)
+                stack.callback(hook_all_calls(self._enter, before=True))
+                stack.callback(hook_all_calls(self._leave, always=True))
                 self._armed = stack.pop_all()
         elif not on and self._armed is not None:
             self._armed.close()

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import is_compiled
+from gradflow_export.hooks.guards import TURNS
 from gradflow_export.hooks.members import nested
 from gradflow_export.hooks.module_hooks import ModuleHook, hook_calls
 
@@ -72,8 +73,9 @@ class _Operator:
         self._sinks: dict[torch.device, Tensor] = {}
 
     def take(self, site: _Site) -> int:
-        number = next(n for n in range(len(self._sites) + 1) if n not in self._sites)
-        self._sites[number] = site
+        with TURNS:
+            number = next(n for n in range(len(self._sites) + 1) if n not in self._sites)
+            self._sites[number] = site
         return number
 
     def release(self, numbers: Iterable[int]) -> None:
@@ -97,8 +99,13 @@ def _nothing(*_args: Any) -> None:
     """Stand in for the operator while a graph is traced."""
 
 
-@functools.lru_cache(maxsize=1)
 def _operator() -> _Operator:
+    with TURNS:  # torch takes it only once
+        return _made()
+
+
+@functools.lru_cache(maxsize=1)
+def _made() -> _Operator:
     return _Operator()
 
 

@@ -11,11 +11,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.function_spy import Spy
+from gradflow_export.hooks.guards import hook_all_calls
 
 
 class Member(Protocol):
@@ -107,8 +107,8 @@ class ForwardPasses(Generic[KnownT]):
         if on and self._armed is None:
             with contextlib.ExitStack() as stack:
                 stack.callback(self._stop)
-                stack.callback(register_module_forward_pre_hook(self._enter).remove)
-                stack.callback(register_module_forward_hook(self._exit, always_call=True).remove)
+                stack.callback(hook_all_calls(self._enter, before=True))
+                stack.callback(hook_all_calls(self._exit, always=True))
                 self._armed = stack.pop_all()
         elif not on and self._armed is not None:
             self._armed.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.guards import TURNS
 
 See = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
@@ -43,23 +43,25 @@ class Spy:
 
     def install(self) -> None:
         """Put a stand-in in place, or join those who share the one that is there."""
-        with _ONE_AT_A_TIME:
+        with TURNS:
             self._shared = _shared(self._owner, self._name)
             self._shared.spies.append(self)
 
     def remove(self) -> None:
         """Leave; the last one puts the function back, unless somebody else has put another one on top meanwhile."""
-        with _ONE_AT_A_TIME:
-            shared, self._shared = self._shared, None
-            if shared is None:
-                return
-            shared.spies.remove(self)
-            if shared.spies or vars(self._owner).get(self._name) is not shared.stand_in():
-                return
-            if shared.own:
-                setattr(self._owner, self._name, shared.original)
-            else:
-                delattr(self._owner, self._name)
+        TURNS.last(self._leave)
+
+    def _leave(self) -> None:
+        shared, self._shared = self._shared, None
+        if shared is None:
+            return
+        shared.spies.remove(self)
+        if shared.spies or vars(self._owner).get(self._name) is not shared.stand_in():
+            return
+        if shared.own:
+            setattr(self._owner, self._name, shared.original)
+        else:
+            delattr(self._owner, self._name)
 
     def prepared(self, given: Any) -> Any:
         """Return an argument as the function is given it: an iterator that is to be looked at is a list."""
@@ -69,10 +71,6 @@ class Spy:
         """Show a call that has ended."""
         if self.live and _is_seen(self.always):
             self._see(args, {**kwargs, "result": result} if self._result else kwargs)
-
-
-_ONE_AT_A_TIME = threading.Lock()
-"""Models that train in several threads share functions."""
 
 
 class _Shared:

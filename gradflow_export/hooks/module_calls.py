@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
-from torch.utils.hooks import RemovableHandle
 
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode, Reading
+from gradflow_export.hooks.guards import hook_all_calls
 from gradflow_export.metrics.outputs import is_floating
 
 _log = logging.getLogger("gradflow_export")
@@ -54,7 +53,7 @@ class ModuleCalls:
         self.code = code
         self._handlers: dict[int, tuple[weakref.ref[nn.Module], list[Handler]]] = {}
         self._inside: dict[int, list[Reading]] = {}
-        self._handle: RemovableHandle | None = None
+        self._unhook: Callable[[], None] | None = None
         self.armed = False
         self._unseen = 0
         self.on_passed_over: Callable[[nn.Module], None] | None = None
@@ -84,11 +83,11 @@ class ModuleCalls:
             self.code.begin()
         self.armed = on and self.enabled
         hooked = self.armed and not (self.code is not None and self.code.found)
-        if hooked and self._handle is None:
-            self._handle = register_module_forward_hook(self._called)
-        elif not hooked and self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        if hooked and self._unhook is None:
+            self._unhook = hook_all_calls(self._called)
+        elif not hooked and self._unhook is not None:
+            self._unhook()
+            self._unhook = None
 
     def attach(self) -> contextlib.ExitStack:
         """Return a stack whose closing disarms and forgets every handler."""

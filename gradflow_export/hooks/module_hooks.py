@@ -6,6 +6,7 @@ import contextlib
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.guards import TURNS
 from gradflow_export.hooks.instances import instances
 
 _is_compiling = torch.compiler.is_compiling
@@ -114,8 +116,12 @@ class Placed:
 
     def __init__(self, entries: Iterable[tuple[nn.Module, str, Any, list[str]]]) -> None:
         entries = list(entries)
-        _exchange((module, name) for module, kind, _, marks in entries for name in (kind, *marks))
         self.places: list[tuple[weakref.ref[nn.Module], str, int]] = []
+        with TURNS:  # models of several threads may share a module
+            self._put(entries)
+
+    def _put(self, entries: list[tuple[nn.Module, str, Any, list[str]]]) -> None:
+        _exchange((module, name) for module, kind, _, marks in entries for name in (kind, *marks))
         for module, kind, hook, marks in entries:
             key = module.__dict__[kind].free()
             for name, value in ((kind, hook), *((mark, True) for mark in marks)):
@@ -124,6 +130,9 @@ class Placed:
 
     def __call__(self) -> None:
         """Take them away; calling it again does nothing."""
+        TURNS.last(self._take_out)
+
+    def _take_out(self) -> None:
         removed, emptied = self.places.copy(), []
         self.places.clear()
         for reference, name, key in removed:
@@ -161,13 +170,15 @@ def lay_aside(placed: Iterable[Placed]) -> Callable[[], None]:
         if not name.endswith(("_with_kwargs", "_always_called")):  # read only where there are hooks
             mine.setdefault((id(reference()), name), (reference, set()))[1].add(key)
     aside: list[tuple[weakref.ref[nn.Module], str]] = []
-    for (_, name), (reference, keys) in mine.items():
-        module = reference()
-        held = None if module is None else module.__dict__.get(name)
-        if module is not None and type(held) is _CalledHooks and held.keys() == keys:
-            resting = module.__dict__[name] = _Resting()
-            resting.held = held
-            aside.append((reference, name))
+    with TURNS:
+        for (_, name), (reference, keys) in mine.items():
+            module = reference()
+            held = None if module is None else module.__dict__.get(name)
+            if module is not None and type(held) is _CalledHooks and held.keys() == keys:
+                resting = _Resting()
+                resting.held = held
+                module.__dict__[name] = resting
+                aside.append((reference, name))
 
     def put_back() -> None:
         for reference, name in aside:
@@ -175,7 +186,7 @@ def lay_aside(placed: Iterable[Placed]) -> Callable[[], None]:
             if module is not None:
                 _wake(module, name)
 
-    return put_back
+    return partial(TURNS.last, put_back)
 
 
 def _wake(module: nn.Module, name: str) -> None:
@@ -215,5 +226,8 @@ def _lead(moved: Mapping[int, tuple[Mapping[int, Any], OrderedDict[int, Any]]]) 
         return weakref.ref(moved[id(old)][1]) if id(old) in moved else reference
 
     for handle in instances(RemovableHandle):
-        handle.hooks_dict_ref = led(handle.hooks_dict_ref)
-        handle.extra_dict_ref = tuple(map(led, handle.extra_dict_ref))
+        now, beside = led(handle.hooks_dict_ref), tuple(map(led, handle.extra_dict_ref))
+        if now is not handle.hooks_dict_ref:
+            handle.hooks_dict_ref = now
+        if any(new is not old for new, old in zip(beside, handle.extra_dict_ref, strict=True)):
+            handle.extra_dict_ref = beside

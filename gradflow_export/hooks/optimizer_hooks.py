@@ -2,7 +2,8 @@
 
 ``Optimizer.step`` walks through the process-wide hooks while they run, and raises into the training loop when one is
 added or removed meanwhile: by another thread, or by a finalizer that a hook's garbage collection calls. So listeners
-share one pair of hooks, which is taken away only where nobody can be walking.
+share one pair of hooks, which is taken away only where nobody can be walking, or where there are no others: then a walk
+that has come to a hook of ours has nothing left to look up.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.guards import TURNS, hook_process
 
 _log = logging.getLogger("gradflow_export")
 
@@ -132,7 +135,11 @@ class _Shared:
         self.eagerly_after: StepHook = self.tell_after
         self.whole = False
         self._stepped: frozenset[int] = frozenset()
-        self._handles = register_optimizer_step_pre_hook(self.before), register_optimizer_step_post_hook(self.after)
+        self._before, self._after = self.before, self.after
+        self._removers = (
+            hook_process(register_optimizer_step_pre_hook, self._before),
+            hook_process(register_optimizer_step_post_hook, self._after),
+        )
 
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Tell that a step begins."""
@@ -175,11 +182,21 @@ class _Shared:
 
     def end_if_idle(self) -> None:
         """Take the hooks away when nobody listens and no thread can be among them; else they stay and do nothing."""
+        if not self.listeners and (self._are_alone() or not self._may_walk()):
+            for remove in self._removers:
+                remove()
+
+    def _are_alone(self) -> bool:
+        """Whether PyTorch knows no others."""
+        there = torch_private.step_hooks(), torch_private.step_hooks("post")
+        return all(
+            len(hooks) == 1 and hooks[0] is mine for hooks, mine in zip(there, (self._before, self._after), strict=True)
+        )
+
+    def _may_walk(self) -> bool:
+        """Whether a thread that steps may be among the hooks."""
         others = self._stepped - {threading.get_ident()}
-        if self.listeners or others & {thread.ident for thread in threading.enumerate()} or _is_stepping():
-            return
-        for handle in self._handles:
-            handle.remove()
+        return bool(others & sys._current_frames().keys()) or _is_stepping()  # noqa: SLF001 - takes no lock
 
 
 def listen(
@@ -195,15 +212,16 @@ def listen(
     Returns:
         What ends it; may be called from any thread, at any time, and again.
     """
-    shared = _known() or _Shared()
     listener = _Listener(before, after, PassedSteps() if passed is None else passed)
-    shared.listeners = (*shared.listeners, listener)
+    with TURNS:
+        shared = _known() or _Shared()
+        shared.listeners = (*shared.listeners, listener)
 
     def stop() -> None:
         shared.listeners = tuple(each for each in shared.listeners if each is not listener)
         shared.end_if_idle()
 
-    return stop
+    return partial(TURNS.last, stop)
 
 
 @torch_private.constant_when_traced

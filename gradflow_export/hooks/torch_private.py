@@ -322,9 +322,9 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
     return bool(before or getattr(optimizer, "_optimizer_step_post_hooks", True))
 
 
-def step_hooks() -> list[Any]:
-    """Return the process-wide hooks before optimizer steps, in order; without the private name there are none."""
-    return list(getattr(sys.modules[Optimizer.__module__], "_global_optimizer_pre_hooks", {}).values())
+def step_hooks(kind: str = "pre") -> list[Any]:
+    """Return the process-wide hooks before or ``"post"`` steps, in order; without the private name there are none."""
+    return list(getattr(sys.modules[Optimizer.__module__], f"_global_optimizer_{kind}_hooks", {}).values())
 
 
 def mark_static(tensor: Tensor) -> None:

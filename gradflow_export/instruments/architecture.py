@@ -14,12 +14,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook
-from torch.utils.hooks import RemovableHandle
 
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import site_name
-from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.guards import Guard, hook_all_calls, unguarded
 from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.records.catalog import MetricSpec
@@ -58,7 +56,7 @@ class PictureInstrument(Instrument):
         self.tell: Callable[[Note], None] = _nobody
         self._model = weakref.ref(model)
         self._blocks = frozenset(blocks)
-        self._handle: RemovableHandle | None = None
+        self._unhook: Callable[[], None] | None = None
         self._see = guard(self._called)
         self._calls = calls
         self._order: dict[int, int] = {}
@@ -92,11 +90,11 @@ class PictureInstrument(Instrument):
     def arm(self, *, on: bool) -> None:
         """Begin to see calls, unless the description was given."""
         on = on and self._calls and not self._over
-        if on and self._handle is None:
-            self._handle = register_module_forward_hook(self._hook)
-        elif not on and self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        if on and self._unhook is None:
+            self._unhook = hook_all_calls(self._hook)
+        elif not on and self._unhook is not None:
+            self._unhook()
+            self._unhook = None
 
     def forget(self) -> None:
         """Forget the calls that were seen."""

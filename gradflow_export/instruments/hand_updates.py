@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode
-from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.guards import Guard, hook_all_calls, unguarded
 from gradflow_export.hooks.instances import instances
 from gradflow_export.instruments.gradients.stamps import is_zeroed, stamp
 from gradflow_export.metrics.arrays.checksum import checksum
@@ -50,7 +48,7 @@ class HandUpdates:
         self._before: list[tuple[object, ...]] = []
         self._gradients: list[tuple[int, int] | None] = []
         self._modules: dict[int, weakref.ref[nn.Module]] = {}
-        self._handle: RemovableHandle | None = None
+        self._unhook_calls: Callable[[], None] | None = None
 
     def begin(self) -> None:
         """Take notice of a backward pass that begins; an update before it makes a step."""
@@ -66,9 +64,9 @@ class HandUpdates:
             return
         self.on_pass(model, self._read)
         self._read, self._gradients = True, [stamp(p.grad) for p in _trained(model)]
-        if self._handle is None and not (self._code is not None and self._code.found):
+        if self._unhook_calls is None and not (self._code is not None and self._code.found):
             self._modules = {id(m): weakref.ref(m) for m in model.modules()}
-            self._handle = register_module_forward_pre_hook(self._hook)
+            self._unhook_calls = hook_all_calls(self._hook, before=True)
 
     def look(self) -> None:
         """Report a step where the weights are others than at the last backward pass."""
@@ -101,9 +99,9 @@ class HandUpdates:
         return stack
 
     def _unhook(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            handle.remove()
+        unhook, self._unhook_calls = self._unhook_calls, None
+        if unhook is not None:
+            unhook()
 
     def _called(self, module: nn.Module, _args: Any) -> None:
         known = None if torch.compiler.is_compiling() else self._modules.get(id(module))

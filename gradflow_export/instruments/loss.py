@@ -84,7 +84,7 @@ class LossInstrument:
         self.passes = Passes(model, on_cleared)
         self._end_scanned = guard(self.passes.end)
         self._calls = CriterionCalls(criterion, passes=self.passes, read=self._read, on_call=self._follow, guard=guard)
-        self._roots = Roots(model, self._pass_begins, self._pass_over, guard=guard)
+        self.roots = Roots(model, self._pass_begins, self._pass_over, guard=guard)
         self._rooted, self._told, self._numbered = False, False, -2
         self._begun, self._sent = TensorHooks(guard(self._backward)), TensorHooks(guard(self._sent_back))
         self._joined: list[Loss] = []
@@ -115,13 +115,13 @@ class LossInstrument:
         stack = contextlib.ExitStack()
         for what in (self._begun.remove, self._sent.remove, self.forget):
             stack.callback(what)
-        stack.enter_context(self._roots.attach())
+        stack.enter_context(self.roots.attach())
         stack.enter_context(self._calls.attach())
         return stack
 
     def rest(self) -> Callable[[], None]:
         """See no backward passes for a while; return a function that ends that."""
-        return self._roots.rest()
+        return self.roots.rest()
 
     def observe(self, tensors: Mapping[str, Any]) -> None:
         """Take what the user hands over by name; what cannot be used is reported once."""
@@ -208,7 +208,7 @@ class LossInstrument:
             where = [number for number in self._own if number < len(self._sites)]
             values = _stacked([self._own[number] for number in where])
             out.append(Pending("optimizer.loss", self._sites, values, np.array(where, dtype=np.int64)))
-        out.extend(self._roots.drain())
+        out.extend(self.roots.drain())
         out.extend(statistics_of(self.passes.used))
         out.extend(self._components.drain())
         self._numbered = -2

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import site_name
+from gradflow_export.hooks.guards import hook_all_calls
 from gradflow_export.metrics.arrays.finite import looks_broken
 from gradflow_export.records.step_record import RUN_SITE
 
@@ -100,8 +100,8 @@ def repeat(model: nn.Module, call: Repeatable, weights: dict[str, Tensor]) -> tu
         stack.enter_context(_state_kept(model, device))
         stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
         stack.enter_context(_Alone())  # type: ignore[no-untyped-call]  # torch leaves its class untyped
-        stack.callback(register_module_forward_pre_hook(follower.enter).remove)
-        stack.callback(register_module_forward_hook(follower.leave).remove)
+        stack.callback(hook_all_calls(follower.enter, before=True))
+        stack.callback(hook_all_calls(follower.leave))
         torch.set_rng_state(call.random_state)
         try:
             functional_call(model, weights, args, kwargs) if weights else model(*args, **kwargs)

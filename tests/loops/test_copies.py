@@ -50,7 +50,7 @@ def test_copies_hold_nothing_of_ours(way, steps, watching):
     exporter = watching(model, model.criterion)
     for _ in range(steps):
         step(model, optimizer)
-    assert exporter._loop.instruments.blocks.calls._handle is not None
+    assert exporter._loop.instruments.blocks.calls._unhook is not None
     if way == "pickle":
         data = pickle.dumps(model)
         twin = pickle.loads(data)

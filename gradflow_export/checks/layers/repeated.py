@@ -11,12 +11,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import reaches
 from gradflow_export.hooks.discover import site_name
-from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.guards import Guard, hook_all_calls, unguarded
 from gradflow_export.hooks.parameter_slots import briefly
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.instruments.base import Instrument, Setting
@@ -77,7 +76,7 @@ class RepeatedInstrument(Instrument):
         self._steps += on
         if on and self._armed is None:
             with contextlib.ExitStack() as stack:
-                stack.callback(register_module_forward_pre_hook(self._enter).remove)
+                stack.callback(hook_all_calls(self._enter, before=True))
                 self._armed = stack.pop_all()
         elif not on and self._armed is not None:
             self._armed.close()
