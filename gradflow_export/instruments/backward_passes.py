@@ -243,8 +243,7 @@ class Passes:
         here, earlier = self._gradients.read(), self._stamps
         if earlier is None or len(earlier) != len(here):
             earlier = here
-        same = [new is not None and new == old for new, old in zip(here, earlier, strict=True)]
-        standing = np.array(same, dtype=np.bool_)
+        standing = np.array([new is not None and new == old for new, old in zip(here, earlier, strict=True)], np.bool_)
         kept = []
         for one in self._waiting:
             live = self._live(one) & standing
