@@ -47,9 +47,8 @@ class Passes:
     """
 
     def __init__(self, model: Callable[[], nn.Module | None], on_cleared: Callable[[], None] = lambda: None) -> None:
-        self._model = model
+        self._model, self._on_cleared = model, on_cleared
         self._gradients = GradientStamps(model)
-        self._on_cleared = on_cleared
         self._mark: Stamp = None
         self._chosen: list[Slot] = []
         self.used, self._waiting = list[Pass](), list[Pass]()

@@ -1,4 +1,4 @@
-"""Calls of the criterion: what each gave is kept aside until a backward pass comes from it."""
+"""Calls of the criterion: what each gave waits until a backward pass comes from it."""
 
 from __future__ import annotations
 
