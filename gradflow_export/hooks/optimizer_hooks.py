@@ -33,17 +33,18 @@ class PassedSteps:
     """Steps of one optimizer that are counted and otherwise passed by, which is what most steps of a small model are.
 
     Anything but such a step, one after the other, ends it before time: a step within a step, an optimizer that is not
-    known to be another model's, an overflow that a gradient scaler left to a fused optimizer, or an error in a step.
+    known to be another model's and steps in this thread, an overflow that a gradient scaler left to a fused optimizer,
+    or an error in a step.
 
     Attributes:
         left: Steps that are still to be passed by.
         passed: Steps that were, since it began.
     """
 
-    __slots__ = ("_ended", "_glance", "_inside", "_look", "_optimizer", "_strangers", "left", "passed")
+    __slots__ = ("_ended", "_glance", "_inside", "_look", "_optimizer", "_strangers", "_thread", "left", "passed")
 
     def __init__(self) -> None:
-        self.left = self._look = 0
+        self.left = self._look = self._thread = 0
         self._glance: Callable[[Optimizer], int] | None = None
         self.passed, self._inside = 0, False
         self._optimizer: weakref.ref[Optimizer] | None = None
@@ -73,7 +74,8 @@ class PassedSteps:
         """
         self._glance, self._look = glance, steps - first
         self._optimizer, self._strangers, self._ended = weakref.ref(optimizer), strangers, ended
-        self.passed, self._inside, self.left = 0, False, steps
+        self.passed, self._inside, self._thread = 0, False, threading.get_ident()
+        self.left = steps
 
     def end(self) -> None:
         """End it, whatever is left."""
@@ -91,7 +93,7 @@ class PassedSteps:
                 self._look -= later
                 self.left = self.left if later else 1
             return True
-        if optimizer in self._strangers:
+        if optimizer in self._strangers or threading.get_ident() != self._thread:
             return True
         self.end()
         return False
@@ -108,7 +110,7 @@ class PassedSteps:
             if not self.left:
                 self.end()
             return True
-        if optimizer in self._strangers:
+        if optimizer in self._strangers or threading.get_ident() != self._thread:
             return True
         self.end()
         return False

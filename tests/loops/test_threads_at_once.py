@@ -3,6 +3,7 @@
 import random
 import sys
 import threading
+import weakref
 from collections import OrderedDict
 
 import pytest
@@ -211,3 +212,20 @@ def test_what_another_thread_trains_has_no_gradients_of_the_model_read():
             optimizer.step()
     assert Noted.readers == {threading.get_ident()}
     assert len(memory.records) == 12
+
+
+def test_an_unknown_optimizer_of_another_thread_ends_no_quiet_stretch():
+    """What ends it plans the next step, arms hooks and forgets readings: in the middle of the model's own step."""
+    mine, other = (torch.optim.SGD([nn.Parameter(torch.zeros(2))], 0.1) for _ in range(2))
+    passed, ended, told = optimizer_hooks.PassedSteps(), [], []
+    passed.begin(5, mine, weakref.WeakSet(), ended.append, glance=lambda _optimizer: 1, first=5)
+    stop = optimizer_hooks.listen(lambda optimizer, *_: told.append(optimizer), None, passed)
+    try:
+        mine.step()
+        run_together(other.step)
+        mine.step()
+        assert (ended, told) == ([], [])
+        other.step()
+        assert (ended, told) == ([2], [other])
+    finally:
+        stop()
