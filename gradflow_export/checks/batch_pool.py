@@ -285,7 +285,7 @@ class Remembered:
             "target.rows": float(self._total),
             "target.uniform_share": self._uniform / self._readings,
         }
-        if found.own:
+        if found.own and (self._varies or not found.part):  # a condition may ask one part for one number
             levels = np.sort(self._levels)
             out["target.levels"] = float((np.diff(levels) > 10 * ROUNDING * np.abs(levels).max(initial=0.0)).sum())
             out["target.distinct"] = float(max(len(distinct(y, axis=0)), 2)) if self._varies else 1.0

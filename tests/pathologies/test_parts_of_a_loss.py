@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradflow_export import Exporter, MemoryWriter
+from gradflow_export import Exporter, IssueType, MemoryWriter
 
 
 @pytest.mark.parametrize("scale", [None, 2.0])
@@ -29,3 +29,25 @@ def test_a_boundary_is_not_all_that_a_layer_is_given(boundary: int, scale: float
     alike = [record.fact("input.constant_share", "0") for record in writer.records]
     assert all(value is not None and value > 0.2 for value in spread)
     assert not any(alike)
+
+
+@pytest.mark.parametrize("boundary", [8, 64])
+def test_a_condition_asks_for_one_number(boundary: int) -> None:
+    """The targets of a condition beside an equation are all the same on purpose; those of all samples are not."""
+    for equation in (True, False):
+        torch.manual_seed(0)
+        field = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
+        optimizer = torch.optim.Adam(field.parameters(), lr=1e-3)
+        with Exporter(field, backends=[MemoryWriter()], synchronous=True) as exporter:
+            exporter.watch()
+            for _ in range(40):
+                at = torch.rand(64, 1).requires_grad_()
+                value = field(at)
+                (slope,) = torch.autograd.grad(value.sum(), at, create_graph=True)
+                loss = nn.functional.mse_loss(field(torch.rand(boundary, 1)), torch.ones(boundary, 1))
+                if equation:
+                    loss = loss + nn.functional.mse_loss(slope, -value)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        assert (IssueType.BAD_TARGETS in {issue.issue_type for issue in exporter.issues}) is not equation
