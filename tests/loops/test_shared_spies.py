@@ -1,13 +1,10 @@
 """Several models watch the same functions of torch, and leave in any order."""
 
 import itertools
-import threading
 
 import pytest
 import torch
-from torch import nn
 
-from gradflow_export import Exporter, MemoryWriter
 from gradflow_export.hooks.function_spy import Spy
 
 
@@ -53,37 +50,3 @@ def test_who_wraps_a_stand_in_keeps_its_place():
         assert seen == [1]
     finally:
         torch.relu = before
-
-
-class Rectified(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lift, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
-
-    def forward(self, x):
-        return self.head(torch.relu(self.lift(x)))
-
-
-def test_models_that_train_in_threads_of_their_own():
-    before, failures = torch.relu, []
-
-    def train():
-        try:
-            model = Rectified()
-            optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            with Exporter(model, backends=[MemoryWriter()], verbose=0) as exporter:
-                exporter.watch()
-                for _step in range(25):
-                    optimizer.zero_grad()
-                    model(torch.randn(8, 4)).square().mean().backward()
-                    optimizer.step()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=train) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert torch.relu is before

@@ -67,6 +67,23 @@ class Rectified(nn.Module):
         return self.head(torch.relu(self.lift(x)))
 
 
+def test_models_that_train_at_once_put_functions_back():
+    before = torch.relu
+
+    def train():
+        model = Rectified()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with Exporter(model, backends=[MemoryWriter()], verbose=0) as exporter:
+            exporter.watch()
+            for _step in range(25):
+                optimizer.zero_grad()
+                model(torch.randn(8, 4)).square().mean().backward()
+                optimizer.step()
+
+    run_together(*[train] * 4)
+    assert torch.relu is before
+
+
 def test_exporters_that_open_and_close_at_once_leave_nothing(hasty):
     before, counts = process_wide(), []
     gates = threading.Barrier(3)
