@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.sparse.linalg import eigs
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
 
@@ -257,7 +256,7 @@ def test_the_exponent_is_that_of_the_whole_product():
 
 
 def test_spectral_radius_of_known_matrices():
-    """A complex pair, a non-normal block, zero, and Gaussian matrices agree with algebra, NumPy and SciPy."""
+    """A complex pair, a non-normal block, zero, and Gaussian matrices agree with algebra and NumPy."""
     rotation = 0.9 * np.array([[math.cos(1), -math.sin(1)], [math.sin(1), math.cos(1)]])
     assert spectral_radius(rotation) == pytest.approx(0.9, rel=1e-9)
     assert spectral_radius(np.array([[0.9, 5.0], [0.0, 0.9]])) == pytest.approx(0.9, rel=1e-6)
@@ -270,7 +269,6 @@ def test_spectral_radius_of_known_matrices():
     for seed in range(3):
         matrix = np.random.default_rng(seed).standard_normal((200, 200)) / math.sqrt(200)
         exact = np.abs(np.linalg.eigvals(matrix)).max()
-        assert np.abs(eigs(matrix, k=6, return_eigenvectors=False)).max() == pytest.approx(exact, rel=1e-6)
         assert spectral_radius(matrix, dense=200) == pytest.approx(exact, rel=1e-12)
         assert spectral_radius(matrix, dense=0) == pytest.approx(exact, rel=1e-3)
 
