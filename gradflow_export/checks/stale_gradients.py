@@ -11,6 +11,7 @@ import numpy as np
 from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.history import History, SiteSeries
+from gradflow_export.rules.signals import AGAIN, begun
 
 
 class _Left(NamedTuple):
@@ -50,7 +51,8 @@ class StaleGradient(Check):
         cleared before its own.
 
     Attributes:
-        readings: Least number of steps with such a gradient, among the last 16 that were looked at.
+        readings: Least number of steps with such a gradient, among the last 16 that were looked at; three in a row
+            suffice where none before had one.
         share: Least share of them.
         patience: One; the readings are the patience.
     """
@@ -119,7 +121,9 @@ class StaleGradient(Check):
         """Return where something was left in the newest reading and in many before, of those that tell."""
         left = told & np.isfinite(series.values) & (series.values > 0)
         times, looks = left.sum(axis=0), told.sum(axis=0)
-        found = left[-1:].any(axis=0) & (times >= self.readings) & (times >= self.share * looks)
+        now = begun(series.steps, left) < len(left)
+        looks = np.where(now, times, looks)
+        found = left[-1:].any(axis=0) & (now | (times >= self.readings)) & (times >= self.share * looks)
         if not found.any():
             return None
         return _Left(
@@ -153,7 +157,7 @@ class ClearedGradients(Check):
         A gradient was left at any of the followed parameters in one of the last four readings.
 
     Attributes:
-        readings: Least number of readings in a row.
+        readings: Least number of readings in a row; three steps in a row suffice where gradients were left before.
         patience: One; the readings are the patience.
     """
 
@@ -171,20 +175,22 @@ class ClearedGradients(Check):
         kept = history.at_sites("parameter.kept_gradient")
         if not record.facts.get("parameter.kept_gradient") or len(kept.steps) < self.readings:
             return ()
-        values, present = kept.values[-self.readings :], kept.present[-self.readings :]
+        now = begun(kept.steps, kept.present & (kept.values == 0)) < len(kept.steps)
+        readings = AGAIN if now.any() else self.readings
+        values, present = kept.values[-readings:], kept.present[-readings:]
         gone = present.all(axis=0) & (values == 0).all(axis=0)
         if not gone.any() or (present & ~gone).any():
             return ()
         names = tuple(compress(kept.sites, gone))
         message = (
-            f"gradients arrived at {some(names)} in each of {self.readings} steps and none was left when the optimizer "
+            f"gradients arrived at {some(names)} in each of {readings} steps and none was left when the optimizer "
             "stepped: they are cleared between backward() and step()."
         )
         advice = (
             "clear gradients before the backward pass, not after it: optimizer.zero_grad(); loss.backward(); "
             "optimizer.step()."
         )
-        since = int(kept.steps[-self.readings])
+        since = int(kept.steps[-readings])
         cause = "cleared before the step"
         return (
             Finding(

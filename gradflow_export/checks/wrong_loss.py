@@ -11,10 +11,12 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from gradflow_export.records import loss_mistakes as known
+from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
 from gradflow_export.rules.evidence import layers_of
 from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import begun
 
 _CE_TAKES_LOGITS = "return the logits and leave softmax to the loss: loss = nn.CrossEntropyLoss()(logits, targets)."
 _BCE_TAKES_LOGITS = (
@@ -154,8 +156,7 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             "images.",
         ),
         known.MAXIMISED: _Told(
-            message="The loss enters with a minus and has grown to {0} times that of the best constant answer: it "
-            "is maximised.",
+            message="The loss enters with a minus: it is maximised.",
             advice="drop the minus: loss = criterion(outputs, targets); cross-entropy and squared errors are "
             "positive already.",
         ),
@@ -283,7 +284,8 @@ class WrongLoss(Check):
     as long as it lets gradients through; ``shut`` is the share of samples for which it does not.
 
     A loss with a minus may belong to a player of a game, who is to lose; only when it has grown to ``grown`` times the
-    loss of the best constant answer at ``readings`` readings on end does nothing hold against it. Log-probabilities
+    loss of the best constant answer at ``readings`` readings on end does nothing hold against it, or when it was as
+    large in all steps before, without a minus. Log-probabilities
     given to a cross-entropy, which a second log_softmax does not change, and binary cross-entropy on one-hot classes
     are no mistakes.
 
@@ -325,7 +327,7 @@ class WrongLoss(Check):
     quiet: ClassVar[bool] = False  # structure is what it is beside a NaN, and may be why there is one
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.WRONG_LOSS,)
     evidence: ClassVar[tuple[str, ...]] = tuple(f"mistake.{mistake}" for mistake in known.MISTAKES)
-    remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant", f"mistake.{known.RELU_BEFORE_CE}")
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", f"mistake.{known.RELU_BEFORE_CE}")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge what was found in this record."""
@@ -350,7 +352,8 @@ class WrongLoss(Check):
             return (value, self.shut) if len(past) == self.readings and min(past) >= self.shut else None
         if mistake == known.MAXIMISED:
             past = sorted(_greatest(history)[-self.readings :])
-            return (past[-1], self.grown) if len(past) == self.readings and past[0] >= self.grown else None
+            grown = len(past) == self.readings and past[0] >= self.grown
+            return (past[-1], self.grown) if grown else _turned(history)
         return None if math.isnan(value) else (value, 0.0)
 
 
@@ -368,6 +371,15 @@ def _greatest(history: History) -> list[float]:
     rows = usable.any(axis=1)
     values = np.where(usable, series.values, np.float32(-np.inf))[rows]
     return [float(value) for value in values.max(axis=1, initial=-np.inf)]
+
+
+def _turned(history: History) -> tuple[float, float] | None:
+    """Return the size of a loss that became what it was with a minus, against that before, and the least of these."""
+    loss = history.run("loss")
+    start = int(begun(loss.steps, loss.values[:, None] < 0)[0])
+    before, after = loss.values[:start][-10:], np.abs(loss.values[start:])
+    size = median(after) / median(before) if len(after) and len(before) else 0.0
+    return (size, 1 / 3) if 1 / 3 <= size <= 3 else None
 
 
 def _finding(site: str, value: float, threshold: float, layers: tuple[str, ...]) -> Finding:

@@ -16,7 +16,7 @@ from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import fall, fell, none_better
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import margin, margins, site_margins
-from gradflow_export.rules.signals import Floats, converged, settled, stuck
+from gradflow_export.rules.signals import AGAIN, Floats, begun, converged, settled, stuck
 
 _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
 """What leaves a loss flat at any learning rate."""
@@ -53,10 +53,12 @@ class LearningRate(Rule):
         hardly: See ``straight``.
         settle: Steps before such small ones are judged.
         jump: Greatest rate that was there before, as a share of one that was raised.
+        leap: Least share of the last rate that counts as the same one, where it came at once.
         undone: Fewest losses at a raised rate.
         least: Fewest losses before anything is said.
         fallen: Share of the first loss below which it has fallen.
-        decayed: Share of the greatest learning rate that counts as nothing.
+        decayed: Share of the greatest learning rate that counts as nothing, and of a gradient that clipping leaves.
+        nothing: Norm of a clipped gradient below which it is far below what Adam adds to it, too.
     """
 
     replaced: float = 0.2
@@ -69,10 +71,12 @@ class LearningRate(Rule):
     hardly: float = 0.75
     settle: int = 80
     jump: float = 0.35
+    leap: float = 0.5
     undone: int = 20
     least: int = 20
     fallen: float = 0.95
     decayed: float = 1e-3
+    nothing: float = 1e-6
     patience: int = 2
 
     name: ClassVar[str] = "learning-rate"
@@ -80,6 +84,7 @@ class LearningRate(Rule):
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
         "learning_rate",
+        "gradient.clip_scale",
         "parameter.update_ratio",
         "parameter.update_ratio_error",
         "parameter.initial_gain",
@@ -106,6 +111,8 @@ class LearningRate(Rule):
         found = (
             *self._large(history, first, now),
             *self._raised(history, first, now),
+            *self._leapt(history),
+            *self._clipped(record, history),
             *(() if converged(record, history) or settled(history) else self._small(record, history, first, now)),
         )
         return found[:1]
@@ -167,12 +174,45 @@ class LearningRate(Rule):
             f"the learning rate rose from {number(old)} to {number(new)}, from step {since} on, and the loss, "
             f"{number(level)} before, is back at {number(now)}, as before training ({number(first)})."
         )
-        advice = (
-            f"stay at {number(old)} or below; a schedule that is to lower the rate multiplies it with less than 1: "
-            "StepLR(optimizer, step_size, gamma=0.1), lr * 0.1 ** (epoch // 30)."
-        )
-        found = _finding(Severity.HIGH, new / old, 1.0 / self.jump, message, advice, "too large", since)
+        found = _finding(Severity.HIGH, new / old, 1.0 / self.jump, message, _stay(old), "too large", since)
         yield replace(found, urgent=True)  # what it was judged by are many losses already
+
+    def _leapt(self, history: History) -> Iterable[Finding]:
+        """Yield where a rate beyond all before it came at once, and with it losses beyond all that were usual."""
+        rate, loss = history.run("learning_rate"), history.run("loss")
+        start = int(begun(rate.steps, rate.values[:, None] >= self.leap * rate.last)[0]) if rate.count else 0
+        if start == len(rate.steps):
+            return
+        since = int(rate.steps[start])
+        steps, rates = rate.all()
+        old = float(rates[steps < since].max())
+        before, after = loss.values[loss.steps <= since][-32:], loss.values[loss.steps > since][-AGAIN:]
+        if old > self.jump * rate.last or min(len(after), len(before) / 5) < AGAIN:
+            return
+        level, now = median(before), median(after)
+        if not (after.min() > before.max() and now > 2.0 * level):
+            return
+        message = (
+            f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and each of the last "
+            f"{AGAIN} losses lies above the {len(before)} before: {number(now)}, after {number(level)}."
+        )
+        found = _finding(Severity.HIGH, rate.last / old, 1 / self.jump, message, _stay(old), "too large", since)
+        yield replace(found, urgent=True)
+
+    def _clipped(self, record: StepRecord, history: History) -> Iterable[Finding]:
+        """Yield where clipping leaves, step by step, less than any optimizer can use."""
+        scale, whole = history.run("gradient.clip_scale"), history.run("gradient.total_norm").last
+        left, steps = scale.values[-AGAIN:], scale.steps[-AGAIN:]
+        close = len(steps) == AGAIN and record.step == steps[-1] < steps[0] + AGAIN
+        if close and float(left.max()) < self.decayed and whole * float(left[-1]) < self.nothing:
+            message = (
+                f"clipping leaves {number(whole * float(left[-1]))} of a gradient of {number(whole)} at each step."
+            )
+            advice = _limit(whole * float(left[-1]), whole)
+            found = _finding(
+                Severity.MEDIUM, float(left[-1]), self.decayed, message, advice, "too small", int(steps[0])
+            )
+            yield replace(found, urgent=True)
 
     def _small(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         rate = history.run("learning_rate")
@@ -211,10 +251,7 @@ class LearningRate(Rule):
                 f"{number(factor)} were clipped, and {number(whole * scale)} is left of {number(whole)}."
             )
         elif min(needed) * scale < self.steps:  # it would be no small step if nothing were clipped
-            advice = (
-                f"raise the limit of clipping, which leaves {number(whole * scale)} of a gradient of {number(whole)}: "
-                "clip_grad_norm_(model.parameters(), 1.0) is usual; after that, if need be, the learning rate."
-            )
+            advice = _limit(whole * scale, whole)
         found = _finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
         yield replace(found, follows_from=_FLAT)
 
@@ -324,6 +361,20 @@ def _steps_of_layers(history: History, gain: float) -> tuple[npt.NDArray[np.int6
         return ratios.steps, np.zeros(len(values))
     low, high = (ordered[row, np.maximum((counts - 1 + odd) // 2, 0)] for odd in (0, 1))
     return ratios.steps, np.where(counts > 0, np.where(counts % 2, low, 0.5 * (low + high)), 0.0)
+
+
+def _limit(left: float, whole: float) -> str:
+    return (
+        f"raise the limit of clipping, which leaves {number(left)} of a gradient of {number(whole)}: "
+        "clip_grad_norm_(model.parameters(), 1.0) is usual; after that, if need be, the learning rate."
+    )
+
+
+def _stay(old: float) -> str:
+    return (
+        f"stay at {number(old)} or below; a schedule that is to lower the rate multiplies it with less than 1: "
+        "StepLR(optimizer, step_size, gamma=0.1), lr * 0.1 ** (epoch // 30)."
+    )
 
 
 def _finding(
