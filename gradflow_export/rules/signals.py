@@ -255,6 +255,8 @@ def begun(steps: npt.NDArray[np.int64], flags: BoolArray, again: int = AGAIN) ->
     """
     n, count = len(flags), flags.sum(axis=0)
     start = n - count
+    if n < 2 * again:
+        return np.full(len(count), n)
     known = start >= (1 if n > 4 * again else again)
     lasts = (flags == (np.arange(n)[:, None] >= start)).all(axis=0) & (count >= again) & known
     at = np.where(lasts, start, 0)
