@@ -15,8 +15,9 @@ from gradflow_export.records.step_record import Issue, IssueType, Severity, Step
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import fall, fell, none_better
 from gradflow_export.rules.history import History
+from gradflow_export.rules.rate_changes import clipped, finding_of, leapt, limit_of, stay_of
 from gradflow_export.rules.sampled import margin, margins, site_margins
-from gradflow_export.rules.signals import AGAIN, Floats, begun, converged, settled, stuck
+from gradflow_export.rules.signals import Floats, converged, settled, stuck
 
 _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
 """What leaves a loss flat at any learning rate."""
@@ -111,8 +112,8 @@ class LearningRate(Rule):
         found = (
             *self._large(history, first, now),
             *self._raised(history, first, now),
-            *self._leapt(history),
-            *self._clipped(record, history),
+            *leapt(history, self.leap, self.jump),
+            *clipped(record, history, self.decayed, self.nothing),
             *(() if converged(record, history) or settled(history) else self._small(record, history, first, now)),
         )
         return found[:1]
@@ -146,7 +147,7 @@ class LearningRate(Rule):
         )
         advice = f"lower the learning rate{lower}; steps of about 0.1 % of the weights are usual."
         since = int(steps[int(np.argmax(big))])
-        yield _finding(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
+        yield finding_of(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
 
     def _raised(self, history: History, first: float, now: float) -> Iterable[Finding]:
         """Yield where a rate that was raised undid what a lower one had learned, and stays where it is."""
@@ -174,45 +175,8 @@ class LearningRate(Rule):
             f"the learning rate rose from {number(old)} to {number(new)}, from step {since} on, and the loss, "
             f"{number(level)} before, is back at {number(now)}, as before training ({number(first)})."
         )
-        found = _finding(Severity.HIGH, new / old, 1.0 / self.jump, message, _stay(old), "too large", since)
+        found = finding_of(Severity.HIGH, new / old, 1.0 / self.jump, message, stay_of(old), "too large", since)
         yield replace(found, urgent=True)  # what it was judged by are many losses already
-
-    def _leapt(self, history: History) -> Iterable[Finding]:
-        """Yield where a rate beyond all before it came at once, and with it losses beyond all that were usual."""
-        rate, loss = history.run("learning_rate"), history.run("loss")
-        start = int(begun(rate.steps, rate.values[:, None] >= self.leap * rate.last)[0]) if rate.count else 0
-        if start == len(rate.steps):
-            return
-        since = int(rate.steps[start])
-        steps, rates = rate.all()
-        old = float(rates[steps < since].max())
-        before, after = loss.values[loss.steps <= since][-32:], loss.values[loss.steps > since][-AGAIN:]
-        if old > self.jump * rate.last or min(len(after), len(before) / 5) < AGAIN:
-            return
-        level, now = median(before), median(after)
-        if not (after.min() > before.max() and now > 2.0 * level):
-            return
-        message = (
-            f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and each of the last "
-            f"{AGAIN} losses lies above the {len(before)} before: {number(now)}, after {number(level)}."
-        )
-        found = _finding(Severity.HIGH, rate.last / old, 1 / self.jump, message, _stay(old), "too large", since)
-        yield replace(found, urgent=True)
-
-    def _clipped(self, record: StepRecord, history: History) -> Iterable[Finding]:
-        """Yield where clipping leaves, step by step, less than any optimizer can use."""
-        scale, whole = history.run("gradient.clip_scale"), history.run("gradient.total_norm").last
-        left, steps = scale.values[-AGAIN:], scale.steps[-AGAIN:]
-        close = len(steps) == AGAIN and record.step == steps[-1] < steps[0] + AGAIN
-        if close and float(left.max()) < self.decayed and whole * float(left[-1]) < self.nothing:
-            message = (
-                f"clipping leaves {number(whole * float(left[-1]))} of a gradient of {number(whole)} at each step."
-            )
-            advice = _limit(whole * float(left[-1]), whole)
-            found = _finding(
-                Severity.MEDIUM, float(left[-1]), self.decayed, message, advice, "too small", int(steps[0])
-            )
-            yield replace(found, urgent=True)
 
     def _small(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         rate = history.run("learning_rate")
@@ -251,8 +215,8 @@ class LearningRate(Rule):
                 f"{number(factor)} were clipped, and {number(whole * scale)} is left of {number(whole)}."
             )
         elif min(needed) * scale < self.steps:  # it would be no small step if nothing were clipped
-            advice = _limit(whole * scale, whole)
-        found = _finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
+            advice = limit_of(whole * scale, whole)
+        found = finding_of(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
         yield replace(found, follows_from=_FLAT)
 
     def _timid(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
@@ -279,7 +243,7 @@ class LearningRate(Rule):
             f"raise the learning rate{more} tenfold until the loss falls; what LambdaLR is given must return a factor, "
             "not the rate itself."
         )
-        found = _finding(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
+        found = finding_of(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
         yield replace(found, urgent=True, follows_from=_FLAT)  # what it was judged by are many gradients already
 
     def _cut_short(self, history: History) -> bool:
@@ -308,7 +272,7 @@ class LearningRate(Rule):
             "CosineAnnealingLR(optimizer, T_max=epochs * len(loader)); ReduceLROnPlateau is to have mode='min' for a "
             "loss."
         )
-        found = _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
+        found = finding_of(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
         yield replace(found, urgent=True)  # what it was judged by are many losses already
 
 
@@ -361,34 +325,3 @@ def _steps_of_layers(history: History, gain: float) -> tuple[npt.NDArray[np.int6
         return ratios.steps, np.zeros(len(values))
     low, high = (ordered[row, np.maximum((counts - 1 + odd) // 2, 0)] for odd in (0, 1))
     return ratios.steps, np.where(counts > 0, np.where(counts % 2, low, 0.5 * (low + high)), 0.0)
-
-
-def _limit(left: float, whole: float) -> str:
-    return (
-        f"raise the limit of clipping, which leaves {number(left)} of a gradient of {number(whole)}: "
-        "clip_grad_norm_(model.parameters(), 1.0) is usual; after that, if need be, the learning rate."
-    )
-
-
-def _stay(old: float) -> str:
-    return (
-        f"stay at {number(old)} or below; a schedule that is to lower the rate multiplies it with less than 1: "
-        "StepLR(optimizer, step_size, gamma=0.1), lr * 0.1 ** (epoch // 30)."
-    )
-
-
-def _finding(
-    severity: Severity, value: float, threshold: float, message: str, advice: str, cause: str, since: int
-) -> Finding:
-    return Finding(
-        IssueType.LEARNING_RATE,
-        severity,
-        ("",),
-        value,
-        threshold,
-        message,
-        advice,
-        since=since,
-        cause=cause,
-        origin=cause,
-    )

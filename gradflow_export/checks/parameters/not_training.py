@@ -127,7 +127,7 @@ class NotTraining(Check):
             return (blind_passes(blind, since),)
         still = trainable & ((always & Wiring.ZERO_RATE) > 0)
         findings = [
-            *(() if start else self._hidden(history)),
+            *(() if start else _hidden(history, self.readings)),
             *self._unowned(history, sites, trainable & reached & ~owned, ever, record.step),
             *self._unreached(history, sites, trainable & owned & ~reached, ever, span, since if start else 0),
             *(() if start else self._flat(record, history, sites, trainable & owned & reached, ever)),
@@ -150,35 +150,6 @@ class NotTraining(Check):
             )
             for cause, names, what, advice, sure in findings
         )
-
-    def _hidden(self, history: History) -> Iterable[_Told]:
-        series = history.at_sites("hidden.state")
-        if len(series.steps) < self.readings:
-            return
-        ever = np.bitwise_or.reduce(connections(series))
-        wanted = Wiring.TRAINABLE | Wiring.GRADIENT
-        loose = ((ever & wanted) == wanted) & ((ever & Wiring.OWNED) == 0)
-        made = loose & ((ever & Wiring.MADE) > 0)
-        names = _chosen(series.sites, made)
-        if names:
-            yield _Told(
-                "made in forward",
-                names,
-                "they are made anew in each forward pass, with new weights at random, which nobody keeps",
-                f"make {names[0].rpartition('.')[2]} once, in __init__, and call it in forward().",
-            )
-        names = _chosen(series.sites, loose & ~made)
-        if names:
-            holder = re.split(r"[\[ ]", names[0])[0]
-            yield _Told(
-                "not registered",
-                names,
-                "gradients arrive there, but they are not among model.parameters(), because a plain list, dict or "
-                "attribute holds them, so that no optimizer has them and state_dict() does not save them",
-                f"hold them in nn.ModuleList, nn.ModuleDict or nn.ParameterList ({holder} = nn.ModuleList([...])), "
-                "or wrap the tensor in nn.Parameter, last of all (nn.Parameter(x.to(device)), not nn.Parameter(x).to("
-                "device), which is none), and build the optimizer afterwards.",
-            )
 
     def _unowned(
         self, history: History, sites: tuple[str, ...], loose: Flags, ever: Codes, step: int
@@ -307,6 +278,36 @@ class NotTraining(Check):
                 ),
                 True,
             )
+
+
+def _hidden(history: History, readings: int) -> Iterable[_Told]:
+    series = history.at_sites("hidden.state")
+    if len(series.steps) < readings:
+        return
+    ever = np.bitwise_or.reduce(connections(series))
+    wanted = Wiring.TRAINABLE | Wiring.GRADIENT
+    loose = ((ever & wanted) == wanted) & ((ever & Wiring.OWNED) == 0)
+    made = loose & ((ever & Wiring.MADE) > 0)
+    names = _chosen(series.sites, made)
+    if names:
+        yield _Told(
+            "made in forward",
+            names,
+            "they are made anew in each forward pass, with new weights at random, which nobody keeps",
+            f"make {names[0].rpartition('.')[2]} once, in __init__, and call it in forward().",
+        )
+    names = _chosen(series.sites, loose & ~made)
+    if names:
+        holder = re.split(r"[\[ ]", names[0])[0]
+        yield _Told(
+            "not registered",
+            names,
+            "gradients arrive there, but they are not among model.parameters(), because a plain list, dict or "
+            "attribute holds them, so that no optimizer has them and state_dict() does not save them",
+            f"hold them in nn.ModuleList, nn.ModuleDict or nn.ParameterList ({holder} = nn.ModuleList([...])), "
+            "or wrap the tensor in nn.Parameter, last of all (nn.Parameter(x.to(device)), not nn.Parameter(x).to("
+            "device), which is none), and build the optimizer afterwards.",
+        )
 
 
 def _rateless(sites: tuple[str, ...], still: Flags, total: int) -> Iterable[_Told]:
