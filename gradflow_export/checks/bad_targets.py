@@ -186,7 +186,7 @@ class UnrelatedTargets(Check):
     as low as ``heart``. In the first ``settle`` steps nothing is said.
 
     Why it is bad:
-        There is nothing to learn: the loss rests at the level of a constant answer, and later the model learns the
+        There is nothing to learn: the loss rests at the level of a constant prediction, and later the model learns the
         training set by heart.
 
     Example:
@@ -265,7 +265,7 @@ class UnrelatedTargets(Check):
                     z,
                     self.sure,
                     f"Targets show no dependence on the inputs (z = {number(z)} over {number(rows)} samples), the loss "
-                    f"stays at {number(100 * share)} % of that of the best constant answer, and gradients of "
+                    f"stays at {number(100 * share)} % of that of the best constant prediction, and gradients of "
                     "consecutive batches do not agree.",
                     "look at some samples with their targets, and keep them together: shuffle with one order, order = "
                     "torch.randperm(len(x)); x, y = x[order], y[order], or in one DataLoader(TensorDataset(x, y), "

@@ -24,7 +24,7 @@ class Collapse(Check):
 
     What a layer gives out varies from sample to sample (or node, or position) by some share of its size. Where that of
     the first block of a chain is ``healthy`` or more, and from one of at least two blocks on to the last at most
-    ``same``, no later layer can tell samples apart; that the loss stays at that of the best constant answer confirms
+    ``same``, no later layer can tell samples apart; that the loss stays at that of the best constant prediction confirms
     it. Where there is no such answer to compare with, as for embeddings that are only drawn together, the last block
     must have varied by ``healthy`` at first, and vary by ``gone`` at most now.
 
@@ -41,7 +41,7 @@ class Collapse(Check):
             x = x + torch.relu(layer(adjacency @ x))
 
     Not reported:
-        The loss is below 0.95 of the best constant answer's; a path leads around the blocks;
+        The loss is below 0.95 of the best constant prediction's; a path leads around the blocks;
         VANISHING, DEAD, SATURATION, first weights or the learning rate explain it.
 
     Source: Oono and Suzuki 2020, arXiv:1905.10947; Jing et al. 2022, arXiv:2110.09348.
@@ -50,7 +50,7 @@ class Collapse(Check):
         same: Greatest variation of a collapsed block, as a share of its size.
         gone: The same of the last block where the loss tells nothing.
         healthy: Least variation of the first block, and of the last one at first.
-        level: Least share of the best constant answer's loss.
+        level: Least share of the best constant prediction's loss.
         blocks: Fewest blocks that collapsed where the loss agrees.
         settle: Steps before anything is said.
         readings: Readings of the loss that must agree.
@@ -109,7 +109,7 @@ class Collapse(Check):
         )  # fmt: skip
 
     def _begin(self, history: History, sites: tuple[str, ...], shares: Floats) -> tuple[int, bool]:
-        """Return the first of the blocks that collapsed, and whether a constant answer is as good as the model's."""
+        """Return the first of the blocks that collapsed, and whether a constant prediction is as good as the model's."""
         known = history.at_sites("loss.over_constant").sites
         if known:
             agreed = any(no_better(history, site, self.level, self.readings) is not None for site in known)

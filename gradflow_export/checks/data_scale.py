@@ -26,7 +26,7 @@ class DataScale(Check):
     Along the weights of the first layer a loss is curved ``rms(x)^2`` times as much as along its bias, and along those
     of the greatest feature ``ratio^2`` times as much as along those of a typical one: that is the condition number a
     learning rate has to cope with. ``large`` = 10 makes it a hundred, which Adam and a good rate may cope with; it is
-    reported only when after ``settle`` steps the model is still no better than the best constant answer.
+    reported only when after ``settle`` steps the model is still no better than the best constant prediction.
 
     ``extreme`` = 1000 makes it a million: a step that suits the bias is a million times too large for the weights.
     Where inputs were scaled by their least and greatest value, one mark for missing data is enough to leave all others
@@ -47,7 +47,7 @@ class DataScale(Check):
 
     Not reported:
         Inputs are large and a normalisation stands before or directly behind the first layer; the model gets better
-        than a constant answer all the same; inputs are numbers of words.
+        than a constant prediction all the same; inputs are numbers of words.
 
     Source: LeCun et al. 1998, Efficient BackProp, section 4.3.
 
@@ -101,7 +101,7 @@ class DataScale(Check):
         return ()
 
     def _lost(self, history: History) -> bool:
-        """Whether the model has never come near the best constant answer."""
+        """Whether the model has never come near the best constant prediction."""
         series = history.at_sites("loss.over_constant")
         values = series.values[series.present]
         return len(values) > 0 and bool((values >= 3.0).all() or not np.isfinite(values).all())

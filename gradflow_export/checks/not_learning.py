@@ -37,7 +37,7 @@ _WEIGH = (
 class NotLearning(Check):
     """Find runs that say no more than a constant would, when nothing else explains it.
 
-    After ``settle`` steps every loss still lies at or above ``level`` of the best constant answer's in the middle of
+    After ``settle`` steps every loss still lies at or above ``level`` of the best constant prediction's in the middle of
     ``readings`` readings, and neither over the later two thirds of the run nor at their end did it fall against its own
     noise: of 100 steps a fall by 0.8 standard deviations of that noise would have been noticed in about half of all
     cases, one by 1.2 in nine of ten. Where it lies above ``wild`` times that level, as after a bad start or under
@@ -145,7 +145,7 @@ class NotLearning(Check):
         if not shares:
             return ()
         layers, part = (("",), "the loss") if whole else (tuple(shares), f"the loss at {some(tuple(shares))}")
-        message = f"After {record.step} steps {part} is {number(100 * worst)} % of that of the best constant answer" + (
+        message = f"After {record.step} steps {part} is {number(100 * worst)} % of that of the best constant prediction" + (
             " and does not fall against its own noise: nothing of the inputs is used."
             if whole
             else ": its targets depend on the inputs, and its predictions do not."
@@ -169,7 +169,7 @@ class NotLearning(Check):
         return whole and fell_since(history, issue.step) and not self.lasts(issue, history)
 
     def lasts(self, issue: Issue, history: History) -> bool:
-        """Return whether every loss is at the level of a constant answer still; a fall by chance is no end of it."""
+        """Return whether every loss is at the level of a constant prediction still; a fall by chance is no end of it."""
         learns = any(self._excused(history, site) for site in history.at_sites("loss.over_constant").sites)
         return issue.layer == "" and not learns and none_better(history, self.level, self.readings) is not None
 
@@ -194,7 +194,7 @@ class NotLearning(Check):
             ("",),
             share,
             1.0 - self.hardly * fit,
-            f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant answer, while "
+            f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant prediction, while "
             f"a fit in closed form explains {number(100 * fit)} % of what its targets vary by: they can be learned.",
             _LEFT,
             cause=_OPEN,

@@ -154,7 +154,7 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             "images.",
         ),
         known.MAXIMISED: _Told(
-            message="The loss enters with a minus and has grown to {0} times that of the best constant answer: it "
+            message="The loss enters with a minus and has grown to {0} times that of the best constant prediction: it "
             "is maximised.",
             advice="drop the minus: loss = criterion(outputs, targets); cross-entropy and squared errors are "
             "positive already.",
@@ -283,7 +283,7 @@ class WrongLoss(Check):
     as long as it lets gradients through; ``shut`` is the share of samples for which it does not.
 
     A loss with a minus may belong to a player of a game, who is to lose; only when it has grown to ``grown`` times the
-    loss of the best constant answer at ``readings`` readings on end does nothing hold against it. Log-probabilities
+    loss of the best constant prediction at ``readings`` readings on end does nothing hold against it. Log-probabilities
     given to a cross-entropy, which a second log_softmax does not change, and binary cross-entropy on one-hot classes
     are no mistakes.
 

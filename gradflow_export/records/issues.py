@@ -128,7 +128,7 @@ _MEANINGS: Mapping[str, str] = MappingProxyType({
     ),
     "STALE_GRAD": "gradients of earlier steps are in `.grad` when the next are added",
     "EVAL_RANDOM": "dropout or other noise acts in evaluation, or dropout no longer acts in training",
-    "NOT_LEARNING": "nothing else is seen, and yet the loss stays at the level of the best constant answer",
+    "NOT_LEARNING": "nothing else is seen, and yet the loss stays at the level of the best constant prediction",
     "LEAKAGE": "the target stands among the inputs as a number",
     "UNDERFLOW": "gradients in float16 lie below its smallest number and are 0, without a scaled loss",
     "COLLAPSE": "what a layer gives out, and all layers after it, is nearly the same for every sample",

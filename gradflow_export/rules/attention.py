@@ -121,15 +121,15 @@ class AttentionCollapse(Rule):
         layer, highest = ill[0]
         logit = record.value("attention.max_logit", layer)
         message = (
-            f"every head of {layer} looks at nearly one key only: normalised entropy at most {number(highest)} "
-            "(1 is uniform)"
+            f"every head of {layer} attends almost entirely to one key: normalized entropy at most "
+            f"{number(highest)} (1 is uniform)"
             + (f", logits up to {number(logit)}" if logit is not None else "")
             + (f"; likewise {some(tuple(name for name, _ in ill[1:]))}." if len(ill) > 1 else ".")
         )
         advice = (
-            f"normalise queries and keys in {layer} (a LayerNorm or RMSNorm on each, known as QK-norm), or divide its "
-            "query and key weights so that logits start near 1; "
-            + ("lower the learning rate, lengthen the warm-up" if later else "check its initialisation and its scale")
+            f"normalize queries and keys in {layer} (QK-norm: a LayerNorm or RMSNorm on each), or scale its query "
+            "and key weights down so that logits start near 1; "
+            + ("lower the learning rate or use a longer warm-up" if later else "check its initialization and its scale")
             + ", and check that scores are scaled by head_dim ** -0.5."
         )
         finding = Finding(
@@ -186,14 +186,13 @@ class HeadRedundancy(Rule):
             return ()
         first = float(low.values[low.sites.index(layers[0])])
         message = (
-            f"the heads of {layers[0]} attend alike: diversity {number(first)} "
-            "(0 for equal heads, about 1 for unrelated ones)"
-            + (f"; likewise {some(layers[1:])}." if len(layers) > 1 else ".")
+            f"the heads of {layers[0]} have nearly the same attention weights: diversity {number(first)} (0 for "
+            "equal heads, about 1 for unrelated ones)" + (f"; likewise {some(layers[1:])}." if len(layers) > 1 else ".")
         )
         advice = (
-            f"initialise the heads of {layers[0]} independently (nn.init.xavier_uniform_ on the whole query and key "
-            "weights, not one head's copied to all), check that the tensor is split into heads along the right "
-            "dimension, or use fewer heads there."
+            f"initialize the heads of {layers[0]} independently (nn.init.xavier_uniform_ on the whole query and key "
+            "weights, instead of copying one head to all), check that the tensor is split into heads along the "
+            "right dimension, or use fewer heads."
         )
         # Tokens that are all the same are attended to in the same way by every head.
         return (
@@ -255,12 +254,12 @@ class RankCollapse(Rule):
 
     def _finding(self, layers: tuple[str, ...], value: float, before: float, limit: float) -> Finding:
         message = (
-            f"from {layers[0]} on all tokens of a sequence are nearly the same: what tells them apart is "
-            f"{number(value)} of their norm after {layers[-1]}, and was {number(before)} before attention."
+            f"from {layers[0]} on, all tokens of a sequence are nearly the same: their deviation from the mean "
+            f"token is {number(value)} of their norm after {layers[-1]}, and was {number(before)} before attention."
         )
         advice = (
-            f"add a skip connection around the attention of {layers[0]} (x + attention(norm(x))) and an MLP after it; "
-            "where there is one, scale down what the attention adds or remove what shrinks the skip path."
+            f"add a skip connection around the attention of {layers[0]} (x + attention(norm(x))) and an MLP after "
+            "it; if there is one already, scale down the attention output or remove what shrinks the skip path."
         )
         return Finding(IssueType.RANK_COLLAPSE, Severity.HIGH, layers, value, limit, message, advice, cause=layers[-1])
 
@@ -313,8 +312,8 @@ class FixedEntropy(Rule):
                 self.threshold,
                 f"the attention entropy of {some(low)} is {number(value)} of that of uniform attention; the threshold "
                 f"given is {number(self.threshold)}.",
-                "look whether the loss still falls: sharp attention may be what the task asks for; if it does not, "
-                "lower the learning rate or normalise queries and keys.",
+                "check whether the loss still falls: the task may need sharp attention; if it does not fall, lower "
+                "the learning rate or normalize queries and keys.",
                 cause="fixed",
             ),
         )
@@ -351,7 +350,7 @@ class FixedDiversity(Rule):
                 self.threshold,
                 f"the head diversity of {some(layers)} is {number(value)}; the threshold given is "
                 f"{number(self.threshold)}.",
-                "compare with fewer heads in these layers: where the loss is the same, the others were spare.",
+                "try fewer heads in these layers: if the loss is the same, the other heads were redundant.",
                 cause="fixed",
             ),
         )

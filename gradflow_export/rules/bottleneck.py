@@ -86,8 +86,9 @@ class Bottleneck(Rule):
                 (block,),
                 gain,
                 usual / self.factor,
-                f"{block} passes on {number(gain)} of the gradient, the other blocks about {number(usual)}.",
-                f"look at {block} alone: rescale its weights"
+                f"{block} passes on {number(gain)} of the gradient norm; the other blocks pass on about "
+                f"{number(usual)}.",
+                f"change only {block}: rescale its weights"
                 + (f" by about {number(usual / gain)}" if gain > 0 else "")
                 + ", add a skip connection around it (x + block(x)) or a LayerNorm after it.",
                 cause="gain",
@@ -161,10 +162,10 @@ class RankBottleneck(Rule):
                     (block,),
                     after,
                     self.ratio * before,
-                    f"the output of {block} spans about {number(after)} directions, its input {number(before)}: "
-                    "what is lost there no later layer can restore.",
-                    f"widen {block} to at least {math.ceil(before)} units, or add a skip connection around it; "
-                    "if it is narrow on purpose, compare the loss with a wider one.",
+                    f"the output of {block} has an effective rank of about {number(after)}, its input of "
+                    f"{number(before)}: later layers cannot restore what is lost.",
+                    f"widen {block} to at least {math.ceil(before)} units, or add a skip connection around it; if "
+                    "it is narrow on purpose, compare the loss with that of a wider layer.",
                     cause="rank",
                     follows_from=(IssueType.EXPLODING, IssueType.VANISHING),
                 )
@@ -201,12 +202,13 @@ class TokenBottleneck(Rule):
                 block = _between(reading_of(record, "block.gradient_norm").sites, sites[index], sites[index + 1])
                 left, came = float(after[index]), float(before[index + 1])
                 message = (
-                    f"what tells the tokens of a sequence apart is {number(left)} of their norm after {sites[index]} "
-                    f"and {number(came)} before {sites[index + 1]}: {block} makes them one."
+                    f"the deviation of the tokens of a sequence from their mean is {number(left)} of their norm "
+                    f"after {sites[index]} and {number(came)} before {sites[index + 1]}: {block} makes them the "
+                    "same."
                 )
                 advice = (
                     f"add a skip connection around {block} (x + block(x)), or pool only after the last block that "
-                    "needs the tokens one by one."
+                    "needs individual tokens."
                 )
                 found.append(
                     Finding(

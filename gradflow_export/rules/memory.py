@@ -32,7 +32,12 @@ class MemoryUsage(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Compare what is used with what there is."""
         pairs = (
-            ("runtime.rss", "runtime.memory_limit", "resident memory", "load less data at once, or use fewer workers"),
+            (
+                "runtime.rss",
+                "runtime.memory_limit",
+                "resident memory",
+                "load less data at a time, or use fewer workers",
+            ),
             (
                 "runtime.cuda_reserved",
                 "runtime.cuda_limit",
@@ -134,10 +139,11 @@ class MemoryLeak(Rule):
             ("",),
             slope,
             threshold / max(float(steps[-1] - steps[0]), 1.0),
-            f"{what} rose by {number(rise)} MB over {int(steps[-1] - steps[0])} steps, {number(slope)} MB per "
-            "step, and goes on rising.",
-            "store numbers, not tensors: history.append(loss.item()) instead of history.append(loss), which "
-            "keeps the whole graph alive; drop retain_graph=True; bound caches and lists that grow by the step.",
+            f"{what} grew by {number(rise)} MB over {int(steps[-1] - steps[0])} steps, {number(slope)} MB per step, "
+            "and keeps growing.",
+            "store numbers, not tensors: history.append(loss.item()) instead of history.append(loss), which keeps "
+            "the whole graph alive; remove retain_graph=True; limit the size of caches and lists that grow at each "
+            "step.",
             since=int(steps[0]),
             cause=metric,
         )

@@ -46,12 +46,12 @@ class EpsilonDominated(Rule):
             return ()
         layers = only(reading, least >= self.share).sites
         message = (
-            f"in {len(layers)} of {shares.size} parameters ({some(layers)}) eps decides the size of Adam's steps: the "
-            f"root of the second moment lies below it in {number(100 * median(shares))} % of the entries."
+            f"in {len(layers)} of {shares.size} parameters ({some(layers)}) eps dominates the denominator of Adam: "
+            f"the root of the second moment is below eps in {number(100 * median(shares))} % of the entries."
         )
         advice = (
-            "multiply the loss up again if it was scaled down (a mean over too many elements, a factor), use loss "
-            "scaling in half precision, or lower eps: torch.optim.AdamW(..., eps=1e-15)."
+            "scale the loss up if it was scaled down (a mean over too many elements, a factor), use loss scaling "
+            "in half precision, or lower eps: torch.optim.AdamW(..., eps=1e-15)."
         )
         return (
             Finding(
@@ -102,8 +102,8 @@ class OutdatedSecondMoment(Rule):
             return ()
         layers, worst = ill.sites, float(ill.values.max())
         message = (
-            f"gradients of {some(layers)} are {number(worst)} times what Adam's second moment expects; spikes of the "
-            "loss have been seen to follow."
+            f"gradients of {some(layers)} are {number(worst)} times as large as Adam's second moment estimates; "
+            "loss spikes often follow."
         )
         advice = (
             "lower beta2 (betas=(0.9, 0.95)), clip updates by this ratio as StableAdamW does, or lower the learning "

@@ -88,7 +88,7 @@ class Numerical(Rule):
         usual = np.flatnonzero(values <= 10.0 * loss.first)
         begin = int(usual[-1]) if usual.size else 0
         rate = history.run("learning_rate")
-        lower = f" from {number(rate.last)}, tenfold or more" if rate.count else ""
+        lower = f" from {number(rate.last)} by a factor of ten or more" if rate.count else ""
         return (
             f"the loss grew from {number(float(values[begin]))} to {number(float(values[-1]))} in "
             f"{int(steps[-1] - steps[begin])} steps before it overflowed: lower the learning rate{lower}, and clip: "
@@ -120,8 +120,8 @@ class Numerical(Rule):
                 gradients or ("",),
                 "after the last block",
                 (
-                    "use a loss that works on logits (F.cross_entropy, F.binary_cross_entropy_with_logits) instead of "
-                    "log(softmax(x)), and clamp what goes into log, sqrt and divisions: x.clamp_min(1e-8)."
+                    "use a loss that takes logits (F.cross_entropy, F.binary_cross_entropy_with_logits) instead of "
+                    "log(softmax(x)), and clamp the arguments of log, sqrt and divisions: x.clamp_min(1e-8)."
                 ),
             )
         if bad_loss:

@@ -129,13 +129,14 @@ class PolicyCollapse(Rule):
             if _followed(past, least, history) and converged(record, history):
                 continue
             sudden = past.first < 5 * least
-            message = f"the {what} of the policy is {number(value)}: it takes one action almost surely" + (
-                ", and did so from the beginning." if sudden else f", after {number(past.first)} at first."
+            message = f"the {what} of the policy is {number(value)}: it takes one action almost always" + (
+                ", and has done so from the beginning." if sudden else f"; it was {number(past.first)} at first."
             )
             advice = (
-                "raise the entropy bonus (0.01 to 0.05 times the entropy in the loss), shrink the last layer's weights "
-                "at initialisation (nn.init.orthogonal_(head.weight, 0.01)), normalise advantages, lower the learning "
-                "rate; of a Gaussian policy keep log_std above -2. If the return is at its best, leave it."
+                "raise the entropy bonus (0.01 to 0.05 times the entropy in the loss), initialize the last layer "
+                "with smaller weights (nn.init.orthogonal_(head.weight, 0.01)), normalize advantages, or lower the "
+                "learning rate; keep log_std of a Gaussian policy above -2. If the return is already optimal, "
+                "ignore this."
             )
             severity = Severity.HIGH if sudden else Severity.MEDIUM
             where = _heads(record, metric, low=least)
@@ -201,7 +202,7 @@ class ExcessExploration(Rule):
             deaf = 10 * span >= self.steps and self._ignores(where, choice, since, history)
             if span >= self.steps or deaf:
                 message = f"the choice of actions has been uniform (entropy {uniform:.4f}) since step {since}" + (
-                    ", though its weights moved by as much as their size." if deaf else "."
+                    ", although its weights moved by as much as their norm." if deaf else "."
                 )
                 findings.append(self._finding(where, uniform, self.entropy, message, since))
         return tuple(findings)
@@ -220,7 +221,7 @@ class ExcessExploration(Rule):
     def _finding(self, where: tuple[str, ...], value: float, threshold: float, message: str, since: int) -> Finding:
         advice = (
             "lower the entropy bonus or the temperature, start log_std at or below 0 (or squash and bound it), and "
-            "check that advantages differ between actions: constant ones teach nothing."
+            "check that advantages differ between actions: constant advantages give no learning signal."
         )
         severity = Severity.MEDIUM if threshold == self.std else Severity.LOW
         return Finding(

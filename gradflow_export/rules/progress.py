@@ -136,7 +136,7 @@ class Stagnation(Rule):
         severity = Severity.HIGH if 2 * len(layers) >= total else Severity.MEDIUM
         severity = Severity.LOW if why == UNCHOSEN else severity
         message = (
-            f"{len(layers)} of {total} trainable parameters ({some(layers)}) did not change by a bit in "
+            f"{len(layers)} of {total} trainable parameters ({some(layers)}) did not change in "
             f"{number(step - since + 1)} steps: {why}."
         )
         return Finding(
@@ -193,8 +193,8 @@ class LostUpdates(Rule):
         order = np.argsort(-np.where(each.present, each.values, -1.0), kind="stable")
         layers = tuple(each.sites[i] for i in order if each.present[i] and each.values[i] >= self.most)
         message = (
-            f"{number(100 * share)} % of the updates that the optimizer meant did not change a bit of the weights "
-            f"({some(layers)}): {ROUNDING}."
+            f"{number(100 * share)} % of the optimizer's updates left the weights unchanged ({some(layers)}): "
+            f"{ROUNDING}."
         )
         return (
             Finding(
@@ -258,13 +258,14 @@ class TakenBack(Rule):
             return ()
         total = int(change.present.sum())
         message = (
-            f"{len(layers)} of {total} parameters ({some(layers)}) move in optimizer.step() and are back, bit for bit, "
-            "when the next forward pass uses them."
+            f"{len(layers)} of {total} parameters ({some(layers)}) change in optimizer.step() and are back at their "
+            "old values, bit for bit, at the next forward pass."
         )
         advice = (
-            "find what writes to them between step() and the forward pass. Where they are rounded to a grid, keep the "
-            "unrounded weights for the optimizer and round a copy in forward (straight-through), or raise the learning "
-            "rate until an update is half a step of the grid; where they are to stay, call requires_grad_(False)."
+            "find the code that writes to them between step() and the forward pass. If they are quantized, keep "
+            "full-precision weights for the optimizer and quantize a copy in forward (straight-through estimator), "
+            "or raise the learning rate until an update is half a quantization step; if they are meant to stay "
+            "constant, call requires_grad_(False)."
         )
         severity = Severity.HIGH if 2 * len(layers) >= total else Severity.MEDIUM
         return (Finding(IssueType.STAGNATION, severity, layers, 0.0, 0.0, message, advice, origin=TAKEN_BACK),)
@@ -284,8 +285,8 @@ def _on_grids(record: StepRecord) -> bool:
 
 
 _OFF_GRID = (
-    "each update is smaller than half a step of the declared grid: keep the weights between its points and round what "
-    "is used alone (w + (round(w / step) * step - w).detach()), raise the learning rate, or declare a finer grid."
+    "each update is smaller than half a step of the declared grid: keep full-precision weights and quantize a copy "
+    "in forward (w + (round(w / step) * step - w).detach()), raise the learning rate, or declare a finer grid."
 )
 
 
@@ -294,16 +295,16 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         NOT_OWNED: "build the optimizer from model.parameters() after every module exists, or call "
         "optimizer.add_param_group({{'params': [...]}}); if {layer} is frozen on purpose, call requires_grad_(False) "
         "on it.",
-        NO_GRADIENT: "the loss does not depend on {layer} through the graph: look for .detach(), .item(), "
-        "torch.no_grad() or an argmax between it and the loss, and for modules that forward() never calls.",
-        UNCHOSEN: "a router that never sends anything to {layer} wastes it: add noise to its scores or a loss that "
-        "balances the load; where there is no router, call it in forward() or take it out of the model.",
-        ZERO_RATE: "set a learning rate above 0 in this parameter group, or check that the scheduler is stepped once "
-        "per step and has not run out.",
-        ZERO_GRADIENT: "what follows {layer} lets no gradient through: look for dead ReLU units, weights initialised "
+        NO_GRADIENT: "the graph of the loss does not contain {layer}: look for .detach(), .item(), torch.no_grad() "
+        "or an argmax between it and the loss, and for modules that forward() never calls.",
+        UNCHOSEN: "the router never selects {layer}: add noise to its scores or a load-balancing loss; if there is "
+        "no router, call the module in forward() or remove it from the model.",
+        ZERO_RATE: "set a learning rate above 0 in this parameter group, or check that the scheduler is called "
+        "once per step and has not ended.",
+        ZERO_GRADIENT: "a layer after {layer} blocks the gradient: look for dead ReLU units, weights initialized "
         "to 0 (use nn.init.kaiming_normal_), or a mask that removes its output.",
-        ROUNDING: "each update is smaller than half the spacing of the weights' number format: keep the weights in "
-        "float32 and use torch.autocast for bfloat16, or raise the learning rate.",
+        ROUNDING: "each update is smaller than half the spacing of the weights' floating-point format: keep the "
+        "weights in float32 and use torch.autocast for bfloat16, or raise the learning rate.",
     }
 )
 """What to do, by the reason."""

@@ -116,12 +116,13 @@ class Subcritical(Rule):
         sites = tuple(memory.site for memory in layers)
         message = (
             f"the state of {some(sites)} keeps {number(100 * best.radius)} % of a gradient per step back in time: a "
-            f"tenth is left after {number(best.steps)} of {number(best.length)} steps{also}."
+            f"tenth is left after {number(best.steps)} of {number(best.length)} time steps{also}."
         )
         advice = (
-            f"lengthen the memory of {best.module}: nn.init.orthogonal_ on weight_hh of an RNN, 1 as the forget-gate "
-            "bias of an LSTM (bias_ih[hidden:2 * hidden]), 1 as the update-gate bias of a GRU (the same rows); "
-            "standardise the inputs where they saturate tanh. If the task needs no earlier steps, leave it."
+            f"lengthen the memory of {best.module}: nn.init.orthogonal_ on weight_hh of an RNN, 1 as the "
+            "forget-gate bias of an LSTM (bias_ih[hidden:2 * hidden]), 1 as the update-gate bias of a GRU (the "
+            "same rows); standardize the inputs if they saturate tanh. If the task does not need earlier time "
+            "steps, ignore this."
         )
         return Finding(
             IssueType.RECURRENT_SUBCRITICAL, severity, sites, best.radius, threshold, message, advice,
@@ -170,12 +171,12 @@ class Supercritical(Rule):
         severity = Severity.CRITICAL if decades > 6 else Severity.HIGH if decades > 2 else Severity.MEDIUM
         sites = tuple(memory.site for memory in found)
         message = (
-            f"the state of {worst.site} multiplies a gradient by {number(worst.radius)} per step back in time, 10 to "
-            f"the power of {number(decades)} over {number(worst.length)} steps."
+            f"the state of {worst.site} multiplies a gradient by {number(worst.radius)} per step back in time, 10 "
+            f"to the power of {number(decades)} over {number(worst.length)} time steps."
         )
         advice = (
-            f"bring the recurrent weights of {worst.site} down: nn.init.orthogonal_ on weight_hh, or divide it by "
-            f"{number(worst.radius)}; use tanh or an LSTM instead of a ReLU recurrence; clip with "
-            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) until then."
+            f"reduce the recurrent weights of {worst.site}: nn.init.orthogonal_ on weight_hh, or divide it by "
+            f"{number(worst.radius)}; use tanh or an LSTM instead of a ReLU recurrence; until then clip with "
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
         )
         return (Finding(IssueType.RECURRENT_SUPERCRITICAL, severity, sites, worst.radius, self.band, message, advice),)

@@ -21,21 +21,21 @@ _SAID: Mapping[str, tuple[str, str, str]] = MappingProxyType(
                 "by {percent} % of their checksum at most."
             ),
             (
-                "average gradients on every rank before each step (DistributedDataParallel does; leave no_sync() for "
-                "the last micro-batch), step with the same learning rate and the same skipped steps everywhere, and "
-                "change weights on all ranks alike; then broadcast rank 0's weights: "
+                "average gradients on every rank before each step (DistributedDataParallel does; exit no_sync() "
+                "for the last micro-batch), use the same learning rate and skip the same steps on all ranks, and "
+                "make any other weight change on all ranks; then broadcast rank 0's weights: "
                 "torch.distributed.broadcast(p.data, src=0)."
             ),
         ),
         "parameter.copy_gap": (
             "copies",
             (
-                "{count} of {total} copies ({names}) are no longer equal: they differ by up to {percent} % of their "
-                "greatest entry."
+                "{count} of {total} copies ({names}) are no longer equal: they differ by up to {percent} % of "
+                "their largest entry."
             ),
             (
-                "hold one tensor where there should be one (self.right = self.left), or give both the same gradient, "
-                "clipping, learning rate and weight decay; then make them equal again: b.data.copy_(a)."
+                "share one tensor if they are meant to be tied (self.right = self.left), or use the same gradient, "
+                "clipping, learning rate and weight decay for both; then make them equal again: b.data.copy_(a)."
             ),
         ),
     }

@@ -49,13 +49,14 @@ class Rotation(Rule):
         if not round_ or solved(history) or settled(history):
             return ()
         message = (
-            f"the weights went round {number(turns)} times within the window, {number(100 * plane)} % of their path in "
-            f"one plane, and their distance from its centre grew {number(growth)}-fold: each player follows the other."
+            f"limit cycle: the weights completed {number(turns)} orbits within the window, {number(100 * plane)} % "
+            f"of their path in one plane, and their distance from its center grew {number(growth)}-fold: the "
+            "players follow each other instead of converging."
         )
         advice = (
-            "give the players different learning rates (a discriminator 2 to 4 times faster), add a gradient penalty "
-            "on real data (R1), average the weights (torch.optim.swa_utils.AveragedModel) or use an extragradient "
-            "step; with a single loss, shuffle the batches."
+            "use different learning rates for the players (2 to 4 times higher for a discriminator), add a "
+            "gradient penalty on real data (R1), average the weights (torch.optim.swa_utils.AveragedModel) or use "
+            "an extragradient step; with a single loss, shuffle the batches."
         )
         severity = Severity.HIGH if growth >= 1.0 else Severity.MEDIUM
         return (Finding(IssueType.ROTATION, severity, _players(record), turns, self.winding, message, advice),)

@@ -121,7 +121,7 @@ class FixedVanishing(_OfParameters):
         IssueType.VANISHING,
         Severity.HIGH,
         "the gradient norm of {layers} is as low as {value}, below {limit}.",
-        "add skip connections or normalisation before these layers; check that the loss is not scaled down.",
+        "add skip connections or normalization before these layers; check that the loss is not scaled down.",
     )
 
     def _at_fault(self, ill: Reading, reading: Reading) -> Reading:
@@ -173,7 +173,8 @@ class FixedDead(_OfParameters):
         IssueType.DEAD,
         Severity.MEDIUM,
         "up to {percent} % of the gradient entries of {layers} are zero.",
-        "check for dead ReLU units (nn.LeakyReLU(0.01)); rows of an embedding that were not looked up are normal.",
+        "check for dead ReLU units (nn.LeakyReLU(0.01)); zero rows are normal in an embedding, for entries "
+        "that were not looked up.",
     )
 
 
@@ -202,7 +203,7 @@ class FixedSpike(_Fixed):
         message = (
             f"the loss went from {number(float(last[0]))} to {number(float(last[1]))}, {number(factor)} times as much."
         )
-        advice = f"look at the batch of step {record.step} for outliers; {_CLIP}"
+        advice = f"check the batch of step {record.step} for outliers; {_CLIP}"
         return (Finding(IssueType.LOSS_SPIKE, Severity.MEDIUM, ("",), factor, self.threshold, message, advice),)
 
 
@@ -226,7 +227,7 @@ class FixedMemory(_Fixed):
         if used is None or not used > self.threshold:
             return ()
         message = f"resident memory is {number(used)} MB, above {number(self.threshold)} MB."
-        advice = "load less data at once, use fewer workers, or raise memory_usage_threshold."
+        advice = "load less data at a time, use fewer workers, or raise memory_usage_threshold."
         return (Finding(IssueType.MEMORY_USAGE, Severity.MEDIUM, ("",), used, self.threshold, message, advice),)
 
 

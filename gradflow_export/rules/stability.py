@@ -134,12 +134,11 @@ class Unstable(Rule):
                 ("",),
                 times,
                 self.leap,
-                f"the gradient norm leapt to up to {number(times)} times its neighbours, {len(where)} times within "
-                f"{len(values)} steps.",
-                "look for outlying samples or labels in the batches of steps "
-                f"{', '.join(map(str, steps[judged][where][:4]))}, use a loss that bounds them (F.huber_loss), and "
-                "clip: torch.nn.utils.clip_grad_norm_(model.parameters(), "
-                "1.0).",
+                f"the gradient norm jumped to up to {number(times)} times that of neighboring steps, {len(where)} "
+                f"times within {len(values)} steps.",
+                "check for outliers in the samples or labels of the batches of steps "
+                f"{', '.join(map(str, steps[judged][where][:4]))}, use a loss that limits their effect "
+                "(F.huber_loss), and clip: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
                 since=first,
                 cause="leaps",
             ),
@@ -260,10 +259,10 @@ class LossSpike(Rule):
         rate = history.run("learning_rate")
         moved = rate.count > 1 and rate.values[-2] < rate.last
         advice = (
-            f"the learning rate rose from {number(float(rate.values[-2]))} to {number(rate.last)} just then: "
-            "use a warm-up."
+            f"the learning rate rose from {number(float(rate.values[-2]))} to {number(rate.last)} at this step: use "
+            "a warm-up."
             if moved
-            else f"look at the batch of step {int(loss.steps[-1])} for outlying samples or labels and at the "
+            else f"check the batch of step {int(loss.steps[-1])} for outliers in samples or labels, and the "
             "learning rate of the step before; clip with torch.nn.utils.clip_grad_norm_(model.parameters(), "
             "1.0)."
         )
@@ -274,8 +273,8 @@ class LossSpike(Rule):
                 ("",),
                 now,
                 limit,
-                f"the loss jumped to {number(now)}; the last {len(past)} were about {number(usual)}, at most "
-                f"{number(float(past.max()))}.",
+                f"the loss jumped to {number(now)}; the previous {len(past)} losses were about {number(usual)}, at "
+                f"most {number(float(past.max()))}.",
                 advice,
             ),
         )

@@ -44,9 +44,9 @@ class Dead(Rule):
             f"; likewise {some(layers[1:])}." if len(layers) > 1 else "."
         )
         advice = (
-            f"look at the bias that feeds {layers[0]}: set it to 0 (nn.init.zeros_(layer.bias)), initialise the "
-            "weights with nn.init.kaiming_normal_, lower the learning rate if the units died during training, or use "
-            "nn.LeakyReLU(0.01)."
+            f"check the bias of the layer before {layers[0]}: set it to 0 (nn.init.zeros_(layer.bias)), initialize "
+            "the weights with nn.init.kaiming_normal_, lower the learning rate if the units died during training, "
+            "or use nn.LeakyReLU(0.01)."
         )
         severity = Severity.HIGH if float(dead.values.max()) >= 0.99 else Severity.MEDIUM
         return (Finding(IssueType.DEAD, severity, layers, first, self.share, message, advice),)
@@ -85,13 +85,13 @@ class Saturated(Rule):
         if not ill.sites or solved(history) or settled(history):
             return ()
         layers, first = ill.sites, float(ill.values[0])
-        message = f"{number(100 * first)} % of the outputs of {layers[0]} lie where its derivative is below 1 %" + (
-            f"; likewise {some(layers[1:])}." if len(layers) > 1 else "."
+        message = (
+            f"{number(100 * first)} % of the outputs of {layers[0]} are saturated: the derivative there is below 1 %"
+            + (f"; likewise {some(layers[1:])}." if len(layers) > 1 else ".")
         )
         advice = (
-            f"shrink what enters {layers[0]}: standardise the inputs ((x - mean) / std), divide the weights "
-            "before it, or put nn.LayerNorm before the "
-            "activation."
+            f"reduce the input of {layers[0]}: standardize the inputs ((x - mean) / std), scale down the weights of "
+            "the layer before it, or add nn.LayerNorm before the activation."
         )
         severity = Severity.HIGH if first >= 0.95 else Severity.MEDIUM
         return (Finding(IssueType.SATURATION, severity, layers, first, self.share, message, advice),)

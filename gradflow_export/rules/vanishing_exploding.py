@@ -118,7 +118,7 @@ class Vanishing(Rule):
             return ()
         typical = math.exp(median(gains))
         message = (
-            f"what tells samples apart shrinks to {number(math.exp(ratio))} between {spreads.sites[0]} and "
+            f"the differences between samples shrink to {number(math.exp(ratio))} between {spreads.sites[0]} and "
             f"{spreads.sites[-1]}, and each block passes on about {number(typical)} of the gradient."
         )
         return (self._finding(links.sites, math.exp(ratio), self.spread, grade(ratio), message, typical),)
@@ -129,8 +129,9 @@ class Vanishing(Rule):
         advice = (
             f"add a skip connection (x + block(x)) or a LayerNorm before the blocks from {layers[0]} on"
             + (f", or scale their initial weights by about {number(1.0 / typical)}" if 0 < typical < 1 else "")
-            + "; replace Sigmoid or Tanh by ReLU or GELU with nn.init.kaiming_normal_(layer.weight). Where LayerNorm "
-            "stands after the sum already, move it before the block, x + block(norm(x)), or warm up the learning rate."
+            + "; replace Sigmoid or Tanh by ReLU or GELU with nn.init.kaiming_normal_(layer.weight). If LayerNorm "
+            "is applied after the addition (Post-LN), move it before the block, x + block(norm(x)), or warm up "
+            "the learning rate."
         )
         return Finding(IssueType.VANISHING, severity, layers, value, threshold, message, advice)
 
@@ -186,13 +187,10 @@ class VanishingParameters(Rule):
         if not fall < math.log(self.ratio):
             return None
         layers = _worst(links, fall, math.log(self.ratio))
-        message = (
-            f"the root mean square gradient of {links.sites[0]} is {number(math.exp(fall))} of that of "
-            f"{links.sites[-1]}."
-        )
+        message = f"the RMS gradient of {links.sites[0]} is {number(math.exp(fall))} of that of {links.sites[-1]}."
         advice = (
             f"use fewer stacked layers before {links.sites[-1]}, add skip connections or LayerNorm between them, or "
-            "initialise the weights larger: nn.init.orthogonal_(weight), and a forget-gate bias of 1 in an LSTM."
+            "initialize the weights larger: nn.init.orthogonal_(weight), and a forget-gate bias of 1 in an LSTM."
         )
         return Finding(IssueType.VANISHING, grade(fall), layers, math.exp(fall), self.ratio, message, advice)
 
@@ -290,7 +288,7 @@ class ExplodingDepth(Rule):
             threshold,
             f"{what}: each block multiplies it by about {number(typical)} (healthy: 0.5 to 2).",
             f"scale the initial weights of {some(layers, 2)} by about {number(1.0 / max(typical, 1.0))} "
-            "(nn.init.kaiming_normal_ for ReLU, nn.init.orthogonal_ otherwise) or add normalisation; until then "
+            "(nn.init.kaiming_normal_ for ReLU, nn.init.orthogonal_ otherwise) or add normalization; until then "
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
             urgent=value > math.log(self.urgent),
         )
@@ -305,8 +303,8 @@ class ExplodingDepth(Rule):
             factor,
             self.depth_gain,
             f"{what}, and {block} alone multiplies it by {number(factor)} (healthy: 0.5 to 2).",
-            f"scale the initial weights of {block} by about {number(1.0 / factor)} (nn.init.kaiming_normal_ for ReLU, "
-            "nn.init.orthogonal_ otherwise) or put a LayerNorm before it; until then "
+            f"scale the initial weights of {block} by about {number(1.0 / factor)} (nn.init.kaiming_normal_ for "
+            "ReLU, nn.init.orthogonal_ otherwise) or add a LayerNorm before it; until then "
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
             urgent=depth > math.log(self.urgent),
         )
@@ -378,7 +376,7 @@ class ExplodingLoss(Rule):
             ("",),
             times,
             self.jump,
-            f"the loss went from {number(loss.first)} to {number(value)} and the gradient with it.",
+            f"the loss rose from {number(loss.first)} to {number(value)}, and the gradient norm with it.",
             f"lower the learning rate{tenfold}, restart from a checkpoint before step {since}, and clip: "
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
             since=since,

@@ -89,10 +89,10 @@ class WeightDecay(Rule):
                 ("",),
                 typical,
                 self.shrunk,
-                f"{number(100 * share)} % of the weights lost half of their size or more within {self.steps} steps "
-                f"(typically {number(typical)} is left): they are pulled to 0 faster than they learn.",
-                "lower weight_decay: 0.01 is usual for AdamW, 1e-4 for SGD and Adam; or the factor of a penalty on the "
-                "weights in the loss.",
+                f"{number(100 * share)} % of the weights lost half of their norm or more within {self.steps} steps "
+                f"(typically {number(typical)} is left): weight decay shrinks them faster than they learn.",
+                "lower weight_decay: 0.01 is usual for AdamW, 1e-4 for SGD and Adam; or lower the factor of a "
+                "weight penalty in the loss.",
                 since=int(sizes.steps[near][0]),
                 cause="weights decay",
                 origin="weights decay",

@@ -83,7 +83,7 @@ class LinearLimit(Check):
     """Find networks of several layers that are one linear map, where the data want more than that.
 
     What the best linear fit leaves still depends on the inputs (z of at least ``sure``, in two tests on end), while the
-    loss is at no less than ``level`` of the best constant answer's. A deep linear network on a linear problem, a
+    loss is at no less than ``level`` of the best constant prediction's. A deep linear network on a linear problem, a
     factorisation of low rank and a single layer are not reported.
 
     Why it is bad:
@@ -130,7 +130,7 @@ class LinearLimit(Check):
             if share is not None:
                 why = (
                     f"what the best linear fit leaves still depends on the inputs (z = {number(z)}), and the loss is "
-                    f"at {number(100 * share)} % of that of the best constant answer"
+                    f"at {number(100 * share)} % of that of the best constant prediction"
                 )
                 return (_unbent(layers, z, self.sure, why),)
         return ()

@@ -31,7 +31,7 @@ class LeftFrozen(Check):
 
     Reported is what was trained in the first steps, is frozen ever since, and is held by an optimizer that goes on
     stepping; a matrix that is frozen while all its entries are 0, such as the second factor of an adapter; and weights
-    that are frozen as they were drawn, where the loss stays no better than that of the best constant answer.
+    that are frozen as they were drawn, where the loss stays no better than that of the best constant prediction.
 
     Why it is bad:
         Of two networks that train against each other, one has stopped: the other wins and learns nothing more. A frozen
@@ -156,7 +156,7 @@ class LeftFrozen(Check):
             return ()
         message = (
             f"{len(names)} weights ({some(names)}) are frozen and spread evenly within a bound, as they were drawn: "
-            f"nothing trained them, and after {record.step} steps the loss is no better than that of a constant answer."
+            f"nothing trained them, and after {record.step} steps the loss is no better than that of a constant prediction."
         )
         advice = (
             "load trained weights before they are frozen (model.load_state_dict, weights=...), or call "
