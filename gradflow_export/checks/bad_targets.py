@@ -65,9 +65,9 @@ class ConstantTargets(Check):
                     ("target",),
                     1.0,
                     2.0,
-                    f"All of {number(rows)} targets read so far, in {len(counts)} or more batches, are the same.",
-                    "look at what the loader gives out, print(torch.unique(targets, return_counts=True)); where "
-                    "classes come one after the other, DataLoader(dataset, shuffle=True).",
+                    f"All {number(rows)} targets read so far, from {len(counts)} or more batches, are the same.",
+                    "check the targets of the loader, print(torch.unique(targets, return_counts=True)); if the "
+                    "data are sorted by class, use DataLoader(dataset, shuffle=True).",
                     cause="constant",
                 ),
             )
@@ -137,10 +137,11 @@ class SortedTargets(Check):
                         ("loss",),
                         levels,
                         float(self.levels),
-                        "All predictions of a batch are compared with one number, and with another one in each batch: "
-                        "targets of samples were averaged, or one was laid beside all.",
-                        "give the loss a target for each sample, criterion(outputs, targets), both of one shape, and "
-                        "take means of its result alone; look for targets.mean(0) or expand() on the way.",
+                        "All predictions of a batch are compared with a single number, which differs between "
+                        "batches: the targets were averaged over the batch, or one target was broadcast to all "
+                        "samples.",
+                        "pass one target per sample, criterion(outputs, targets), with equal shapes, and average "
+                        "only the loss; look for targets.mean(0) or expand() in the data pipeline.",
                         cause="averaged targets",
                     ),
                 )
@@ -160,10 +161,11 @@ class SortedTargets(Check):
                     ("target",),
                     uniform,
                     self.share,
-                    f"{number(100 * uniform)} % of the batches read hold one kind of target, though there are "
-                    f"{number(kinds)}: they come sorted, and each batch unlearns the ones before.",
-                    "shuffle: DataLoader(dataset, batch_size=32, shuffle=True); a dataset that is read as a stream, by "
-                    "a buffer of many classes.",
+                    f"{number(100 * uniform)} % of the batches contain a single class, although there are "
+                    f"{number(kinds)} classes: the data are sorted by class, and each batch undoes what earlier "
+                    "ones taught.",
+                    "shuffle: DataLoader(dataset, batch_size=32, shuffle=True); for a streamed dataset, use a "
+                    "shuffle buffer that holds many classes.",
                     cause="sorted",
                 ),
             )
@@ -264,11 +266,11 @@ class UnrelatedTargets(Check):
                     ("target",),
                     z,
                     self.sure,
-                    f"Targets show no dependence on the inputs (z = {number(z)} over {number(rows)} samples), the loss "
-                    f"stays at {number(100 * share)} % of that of the best constant prediction, and gradients of "
-                    "consecutive batches do not agree.",
-                    "look at some samples with their targets, and keep them together: shuffle with one order, order = "
-                    "torch.randperm(len(x)); x, y = x[order], y[order], or in one DataLoader(TensorDataset(x, y), "
+                    f"The targets do not depend on the inputs (z = {number(z)} over {number(rows)} samples), the "
+                    f"loss stays at {number(100 * share)} % of that of the best constant prediction, and gradients "
+                    "of consecutive batches do not agree.",
+                    "compare some samples with their targets, and shuffle both with the same permutation, order = "
+                    "torch.randperm(len(x)); x, y = x[order], y[order], or use one DataLoader(TensorDataset(x, y), "
                     "shuffle=True).",
                     cause="unrelated",
                     follows_from=(IssueType.WRONG_LOSS, IssueType.DATA_SCALE, IssueType.NOT_TRAINING),
@@ -328,10 +330,10 @@ class CopiedTargets(Check):
                     ("target",),
                     1.0,
                     1.0,
-                    f"Each target is the very word that entered at its place, in {len(shares)} batches: the model sees "
-                    "the answer, and learns to copy it.",
-                    "move the targets on by one, inputs, targets = tokens[:, :-1], tokens[:, 1:]; a model that does so "
-                    "itself (labels= of Hugging Face) is given them as they are.",
+                    f"Each target equals the input token at the same position, in {len(shares)} batches: the model "
+                    "only has to copy its input.",
+                    "shift the targets by one, inputs, targets = tokens[:, :-1], tokens[:, 1:]; a model that "
+                    "shifts them itself (labels= in Hugging Face) takes unshifted targets.",
                     cause="copied",
                     origin="targets are the inputs",
                 ),
@@ -388,10 +390,10 @@ class EmptyLoss(Check):
                 ("target",),
                 0.0,
                 0.0,
-                f"All {loss.count} losses up to step {record.step} were exactly 0, and so was every gradient: no "
-                "target counts.",
-                "look at the targets that remain: (labels != -100).sum() must not be 0; check the mask, ignore_index "
-                "and the weights of the loss.",
+                f"All {loss.count} losses up to step {record.step} were exactly 0, and so was every gradient: every "
+                "target is masked or ignored.",
+                "check that unmasked targets remain: (labels != -100).sum() must not be 0; check the mask, "
+                "ignore_index and the weights of the loss.",
                 since=int(loss.steps[0]) if loss.count <= len(loss.steps) else 1,
                 cause="empty",
             ),

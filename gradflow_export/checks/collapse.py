@@ -94,12 +94,12 @@ class Collapse(Check):
             layers,
             value,
             self.same,
-            f"from {layers[0]} on what samples differ by is at most {number(100 * value)} % of the size of the "
-            f"outputs, in {some(layers)}; after {links.sites[first]} it is {number(100 * float(shares[first]))} %: "
-            "the model gives every sample the same answer.",
-            f"add a skip connection around {layers[0]} (x + layer(x)) or use fewer rounds of averaging; where the loss "
-            "only draws embeddings together, add what holds them apart: negatives, .detach() of one side, or a term "
-            "on their variance.",
+            f"from {layers[0]} on, the outputs of different samples differ by at most {number(100 * value)} % of "
+            f"their norm, in {some(layers)}; after {links.sites[first]} it is {number(100 * float(shares[first]))} "
+            "%: the model has the same output for every sample.",
+            f"add a skip connection around {layers[0]} (x + layer(x)) or use fewer averaging (message passing) "
+            "layers; if the loss only pulls embeddings together, add a term that keeps them apart: negatives, "
+            ".detach() on one side, or a variance term.",
             cause=layers[0],
             follows_from=(
                 IssueType.NUMERICAL, IssueType.VANISHING, IssueType.EXPLODING, IssueType.DEAD, IssueType.SATURATION,
@@ -109,7 +109,7 @@ class Collapse(Check):
         )  # fmt: skip
 
     def _begin(self, history: History, sites: tuple[str, ...], shares: Floats) -> tuple[int, bool]:
-        """Return the first of the blocks that collapsed, and whether a constant prediction is as good as the model's."""
+        """Return the first block that collapsed, and whether a constant prediction is as good as the model's."""
         known = history.at_sites("loss.over_constant").sites
         if known:
             agreed = any(no_better(history, site, self.level, self.readings) is not None for site in known)

@@ -14,8 +14,8 @@ from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import stuck
 
 _NORMALISE = (
-    "normalise the features with the training set's numbers, x = (x - mean) / std (pixels: x / 255, or "
-    "transforms.Normalize), or begin the model with nn.BatchNorm1d(features)."
+    "normalize the features with the statistics of the training set, x = (x - mean) / std (pixels: x / 255, or "
+    "transforms.Normalize), or start the model with nn.BatchNorm1d(features)."
 )
 
 
@@ -117,13 +117,13 @@ class DataScale(Check):
         what = "bytes from 0 to 255" if bytes_ and size > self.large else f"a size of {number(size)}"
         message = (
             f"Inputs of {site or 'the first layer'} have {what} (mean {number(mean)}, standard deviation "
-            f"{number(spread)}), and nothing in the model normalises them."
+            f"{number(spread)}), and the model does not normalize them."
         )
         if ratio is not None:
             message = (
-                f"The greatest feature that enters {site or 'the first layer'} is {number(ratio)} times the typical "
-                f"one (inputs: mean {number(mean)}, standard deviation {number(spread)}), and nothing in the model "
-                "normalises them."
+                f"The largest input feature of {site or 'the first layer'} is {number(ratio)} times the typical one "
+                f"(inputs: mean {number(mean)}, standard deviation {number(spread)}), and the model does not "
+                "normalize them."
             )
         return Finding(
             IssueType.DATA_SCALE,
@@ -146,27 +146,27 @@ def _squeezed(record: StepRecord, site: str, least: float) -> Finding:
         ("input",),
         share,
         least,
-        f"Half of the values of {number(100 * share)} % of the features that enter {site or 'the first layer'} lie "
-        f"within a thousandth of what all inputs span (mean {number(mean)}, standard deviation {number(spread)}): a "
-        "few extremes set the scale, and the rest cannot be distinguished.",
-        "find the extremes, print(x.min(), x.max(), x.median()): take marks for missing data (-9999, 1e20) out before "
-        "the least and greatest value or the mean are taken, or scale by quantiles.",
+        f"For {number(100 * share)} % of the input features of {site or 'the first layer'}, half of the values lie "
+        f"within a thousandth of the range of all inputs (mean {number(mean)}, standard deviation "
+        f"{number(spread)}): a few outliers set the scale, and the other values are nearly equal.",
+        "find the outliers, print(x.min(), x.max(), x.median()): remove placeholders for missing data (-9999, "
+        "1e20) before computing the minimum, maximum or mean, or scale by quantiles.",
         cause="squeezed",
         origin="extremes set the scale",
     )
 
 
 def _same(site: str, spread: float) -> Finding:
-    but = f" but for {number(100 * spread)} % of their size" if spread else ""
+    but = f" up to {number(100 * spread)} % of their norm" if spread else ""
     return Finding(
         IssueType.DATA_SCALE,
         Severity.HIGH,
         ("input",),
         spread,
         spread,
-        f"All samples that enter {site or 'the first layer'} are equal{but}: there is nothing to tell them apart by.",
-        "look at what the loader gives out, print(next(iter(loader))[0].std(dim=0)): a transform may divide integers "
-        "(x // 255) or take a mean off that is not that of the data, or one sample may be repeated.",
+        f"All input samples of {site or 'the first layer'} are equal{but}: the model cannot distinguish them.",
+        "check the batches of the loader, print(next(iter(loader))[0].std(dim=0)): a transform may use integer "
+        "division (x // 255) or subtract the wrong mean, or one sample may be repeated.",
         cause="equal inputs",
     )
 
@@ -227,10 +227,10 @@ class TargetScale(Check):
                     ("target",),
                     reach,
                     self.reach if far else 1.0 / self.reach,
-                    f"Targets have a size of {number(size)}, and predictions ({site or 'the model'}) after "
-                    f"{record.step} steps {number(reach)} times that: at this rate they do not get there.",
-                    "standardise the targets, y = (y - y_mean) / y_std, and undo it on predictions; or give the last "
-                    "layer that mean and scale: nn.init.constant_(last.bias, y_mean).",
+                    f"Targets have a magnitude of {number(size)}, and predictions ({site or 'the model'}) after "
+                    f"{record.step} steps have {number(reach)} times that: at this rate they do not reach it.",
+                    "standardize the targets, y = (y - y_mean) / y_std, and invert this for predictions; or "
+                    "initialize the last layer with that mean and scale: nn.init.constant_(last.bias, y_mean).",
                     cause="target",
                 ),
             )

@@ -242,10 +242,10 @@ class CutOff(Check):
                 layers,
                 1.0,
                 0.0,
-                f"what {some(given)} is given was drawn or rounded from the outputs of {some(made)}, and passes no "
-                "gradient on: of this part of the loss they never hear.",
-                "draw with rsample() in place of sample() or torch.normal(mean, std), or mean + std * torch.randn_like("
-                "std); round straight through, x + (x.round() - x).detach().",
+                f"the input of {some(given)} is sampled or rounded from the outputs of {some(made)} and blocks the "
+                "gradient: this part of the loss does not train them.",
+                "draw with rsample() instead of sample() or torch.normal(mean, std), or mean + std * "
+                "torch.randn_like(std); round with a straight-through estimator, x + (x.round() - x).detach().",
                 cause="cut off",
             ),
         )

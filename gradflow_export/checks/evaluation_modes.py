@@ -80,12 +80,12 @@ class WrongMode(Check):
         names, worst = _above(record, _DROPOUT)
         if names:
             message = (
-                f"dropout drops {number(100 * worst)} % at {some(names)} although the model is in evaluation mode: two "
-                "evaluations of the same data differ."
+                f"dropout drops {number(100 * worst)} % at {some(names)} although the model is in evaluation mode: "
+                "two evaluations of the same data give different results."
             )
             advice = (
-                "tie it to the mode: F.dropout(x, p, training=self.training), dropout_p=self.p if self.training else "
-                "0.0 for scaled_dot_product_attention, or use nn.Dropout as a registered submodule."
+                "pass the mode to it: F.dropout(x, p, training=self.training), dropout_p=self.p if self.training "
+                "else 0.0 for scaled_dot_product_attention, or use nn.Dropout as a registered submodule."
             )
             yield _finding(Severity.HIGH, names, worst, 0.0, message, advice, "dropout in evaluation")
 
@@ -93,12 +93,12 @@ class WrongMode(Check):
         names, _ = _above(record, _NOISE)
         if names and supervised(history):
             message = (
-                f"random numbers are drawn at {some(names)} although the model is in evaluation mode: two evaluations "
-                "of the same data differ."
+                f"random numbers are drawn at {some(names)} although the model is in evaluation mode: two "
+                "evaluations of the same data give different results."
             )
             advice = (
-                "draw them in training alone, if self.training: x = x + noise, and take the mean or the most likely "
-                "choice (argmax) else; where they are meant, evaluate the same data several times and average."
+                "draw them only in training, if self.training: x = x + noise, and use the mean or argmax "
+                "otherwise; if the noise is intended, evaluate the same data several times and average."
             )
             yield _finding(Severity.MEDIUM, names, 1.0, 0.0, message, advice, "noise in evaluation")
 
@@ -110,7 +110,8 @@ class WrongMode(Check):
             if len(episodes) <= self.often * recent:
                 message = (
                     f"{number(passes)} passes without gradients before this step, as in {len(episodes)} of the last "
-                    f"{recent} steps, ran in training mode: {some(names)} drop or use and change batch statistics."
+                    f"{recent} steps, ran in training mode: {some(names)} apply dropout, or use and update batch "
+                    "statistics."
                 )
                 advice = "call model.eval() before evaluation and model.train() after it."
                 yield _finding(
@@ -122,8 +123,9 @@ class WrongMode(Check):
         episodes = _episodes(history.at_sites(_ASLEEP))
         if names and len(episodes) >= self.asleep:
             message = (
-                f"the model trains in evaluation mode since step {episodes[0]}: {some(names)} do not drop and do not "
-                f"learn batch statistics{', as they did before' if episodes[0] > 1 else ', which nobody has measured'}."
+                f"the model has been training in evaluation mode since step {episodes[0]}: {some(names)} apply no "
+                "dropout and do not update batch "
+                f"statistics{', as they did before' if episodes[0] > 1 else ', which still have their initial values'}."
             )
             advice = "call model.train() after each evaluation, before the next training step."
             first = float(len(episodes))

@@ -361,11 +361,12 @@ class SeenAnswers(Check):
                 layers,
                 max(values.values()),
                 self.share,
-                f"targets are the words of the input moved on by one, and {some(layers)} sees the next word at "
-                f"{number(100 * max(values.values()))} % of the places: the answer is read, not predicted.",
-                "hide what comes later: F.scaled_dot_product_attention(q, k, v, is_causal=True), mask=nn.Transformer."
-                "generate_square_subsequent_mask(n), or scores.masked_fill(torch.ones(n, n).triu(1).bool(), -inf); "
-                "recurrent layers with bidirectional=False.",
+                f"targets are the input tokens shifted by one, and {some(layers)} attends to the next token at "
+                f"{number(100 * max(values.values()))} % of the positions: the model copies the target instead of "
+                "predicting it.",
+                "mask later positions: F.scaled_dot_product_attention(q, k, v, is_causal=True), "
+                "mask=nn.Transformer.generate_square_subsequent_mask(n), or scores.masked_fill(torch.ones(n, "
+                "n).triu(1).bool(), -inf); recurrent layers with bidirectional=False.",
                 cause="target leakage",
                 origin="target leakage",
             ),

@@ -179,10 +179,11 @@ class LeakedTarget(Check):
                     ("input",),
                     rows,
                     float(self.samples),
-                    f"Column {number(column)} of the inputs is the target, in each of {number(rows)} different "
-                    "samples: the model reads the answer.",
-                    f"take it out of the inputs, x = torch.cat([x[:, :{int(column)}], x[:, {int(column)} + 1:]], dim=1)"
-                    ", or end the window one step before the target; whatever else was made of the target must go too.",
+                    f"Column {number(column)} of the inputs equals the target, in each of {number(rows)} different "
+                    "samples: the model copies the target from its input.",
+                    f"remove it from the inputs, x = torch.cat([x[:, :{int(column)}], x[:, {int(column)} + 1:]], "
+                    "dim=1), or end the window one step before the target; remove any other feature derived from "
+                    "the target too.",
                     cause="leaked target",
                     origin="the target is among the inputs",
                 ),

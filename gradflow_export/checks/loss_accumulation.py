@@ -219,12 +219,12 @@ class NestedLosses(Check):
         if not often and (recent >= self.deep).sum() < 2:
             return ()
         message = (
-            f"backward() is called on a sum that still holds the losses before: {number(float(recent.max()))} losses "
-            "are nested, and the gradient of the first is used as many times."
+            f"backward() is called on a running sum that contains earlier losses: {number(float(recent.max()))} "
+            "losses are nested, and the gradient of the first is used that many times."
         )
         advice = (
-            "call backward() on the loss of this batch alone, loss.backward(), or once on the finished sum; add up "
-            "total += loss.item() for the log. Then retain_graph=True is not needed."
+            "call backward() only on the loss of this batch, loss.backward(), or once on the final sum; for "
+            "logging use total += loss.item(). Then retain_graph=True is not needed."
         )
         cause = "running sum"
         return (

@@ -20,16 +20,17 @@ _OTHERS = tuple(
 
 _OPEN = "left to learn"
 _FIT_FIRST = (
-    "first fit one batch, for _ in range(200): step(x, y): where its loss does not go to 0, the graph, the rate or the "
-    "optimizer is at fault, else the data; then try ten times and a tenth of the rate."
+    "first overfit a single batch, for _ in range(200): step(x, y): if its loss does not reach 0, the graph, the "
+    "learning rate or the optimizer is at fault, otherwise the data; then try ten times and a tenth of the "
+    "learning rate."
 )
 _LEFT = (
-    "compare what each layer gets: its learning rate (a group of its own?), the size of its first weights, dropout and "
-    "weight decay; then try ten times and a tenth of the rate."
+    "compare the layers: learning rate (a separate parameter group?), scale of the initial weights, dropout and "
+    "weight decay; then try ten times and a tenth of the learning rate."
 )
 _WEIGH = (
-    "weigh this part more or the others less: sum a reconstruction over its features where a KL is summed, let the "
-    "weight of a KL grow from 0, divide the loss of each task by its first size."
+    "increase the weight of this term or reduce the others: sum the reconstruction loss over features if the KL is "
+    "summed, anneal the KL weight from 0, divide the loss of each task by its initial value."
 )
 
 
@@ -119,10 +120,10 @@ class NotLearning(Check):
                     ("",),
                     1.0,
                     1.0,
-                    f"The model gives all samples of a batch one and the same answer, to the last digits, in "
-                    f"{self.readings} readings up to step {record.step}, though what enters differs.",
-                    "look for a mean, sum or softmax over the first dimension, which is the batch, x.mean(0), "
-                    "F.softmax(x, dim=0), and for a layer whose output is all zeros or is not used.",
+                    f"The model has the same output for all samples of a batch, up to rounding, in {self.readings} "
+                    f"readings up to step {record.step}, although the inputs differ.",
+                    "look for a mean, sum or softmax over the batch dimension, x.mean(0), F.softmax(x, dim=0), and "
+                    "for a layer whose output is all zeros or unused.",
                     cause="one answer",
                     follows_from=_OTHERS,
                 ),
@@ -145,10 +146,13 @@ class NotLearning(Check):
         if not shares:
             return ()
         layers, part = (("",), "the loss") if whole else (tuple(shares), f"the loss at {some(tuple(shares))}")
-        message = f"After {record.step} steps {part} is {number(100 * worst)} % of that of the best constant prediction" + (
-            " and does not fall against its own noise: nothing of the inputs is used."
-            if whole
-            else ": its targets depend on the inputs, and its predictions do not."
+        message = (
+            f"After {record.step} steps {part} is {number(100 * worst)} % of that of the best constant prediction"
+            + (
+                " and does not fall beyond its own noise: the inputs are not used."
+                if whole
+                else ": its targets depend on the inputs, and its predictions do not."
+            )
         )
         return (
             Finding(
@@ -169,7 +173,7 @@ class NotLearning(Check):
         return whole and fell_since(history, issue.step) and not self.lasts(issue, history)
 
     def lasts(self, issue: Issue, history: History) -> bool:
-        """Return whether every loss is at the level of a constant prediction still; a fall by chance is no end of it."""
+        """Return whether every loss is still at the level of a constant prediction; a fall by chance does not count."""
         learns = any(self._excused(history, site) for site in history.at_sites("loss.over_constant").sites)
         return issue.layer == "" and not learns and none_better(history, self.level, self.readings) is not None
 
@@ -194,8 +198,9 @@ class NotLearning(Check):
             ("",),
             share,
             1.0 - self.hardly * fit,
-            f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant prediction, while "
-            f"a fit in closed form explains {number(100 * fit)} % of what its targets vary by: they can be learned.",
+            f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant "
+            f"prediction, while a closed-form fit explains {number(100 * fit)} % of the variance of the targets: "
+            "they can be learned.",
             _LEFT,
             cause=_OPEN,
             origin=_OPEN,
@@ -282,10 +287,10 @@ class BatchForTime(Check):
                 tuple(turned),
                 samples,
                 length,
-                f"{some(tuple(turned))} takes the {number(samples)} samples of a batch for the steps of "
-                f"{number(length)} sequences: it runs from sample to sample, and not along time.",
-                "say where the batch is, nn.LSTM(..., batch_first=True) or nn.TransformerEncoderLayer(..., batch_first="
-                "True) for inputs [batch, time, features]; or give it x.transpose(0, 1).",
+                f"{some(tuple(turned))} treats the {number(samples)} samples of a batch as the time steps of "
+                f"{number(length)} sequences: it runs over samples instead of time.",
+                "set batch_first, nn.LSTM(..., batch_first=True) or nn.TransformerEncoderLayer(..., "
+                "batch_first=True) for inputs [batch, time, features]; or pass x.transpose(0, 1).",
                 cause="batch taken for time",
             ),
         )

@@ -288,10 +288,11 @@ class Overfitting(Check):
                 (RUN_SITE,),
                 now / best,
                 1 + margin / best,
-                f"the loss of evaluation has risen from {number(best)} at step {int(steps[at])} to {number(now)}, "
-                f"while that of training fell from {number(before)} to {number(after)}: samples are learned by heart.",
-                f"keep the weights of about step {int(steps[at])}, which were the best, and stop there; to learn more, "
-                "use more or augmented data, weight decay, dropout or a smaller model.",
+                f"the evaluation loss rose from {number(best)} at step {int(steps[at])} to {number(now)}, while the "
+                f"training loss fell from {number(before)} to {number(after)}: the model memorizes its training "
+                "samples.",
+                f"keep the weights of about step {int(steps[at])}, which were the best (early stopping); to improve "
+                "further, use more or augmented data, weight decay, dropout or a smaller model.",
                 since=int(steps[at]),
             ),
         )

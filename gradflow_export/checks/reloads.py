@@ -176,11 +176,11 @@ class Reloaded(Check):
         if count is None or not count >= self.times:
             return ()
         message = (
-            f"load_state_dict() has put the first weights back {number(count)} times since training began, and the "
-            "same optimizer goes on: what was learned in between is lost."
+            f"load_state_dict() has restored the initial weights {number(count)} times since training began, with "
+            "the same optimizer: what was learned in between is lost."
         )
         advice = (
-            "load the first checkpoint once, before the loop; within it load what was saved last: "
+            "load the initial checkpoint once, before the loop; inside the loop load the latest one: "
             "torch.save(model.state_dict(), path) at the end of each epoch."
         )
         cause = "begins anew"
@@ -199,10 +199,11 @@ def _undone(share: float, limit: float) -> Finding:
         ("",),
         share,
         limit,
-        f"of what a step changes {number(100 * share)} % at most is left at the next one: something writes the old "
-        "weights, or nearly these, back after step().",
-        "find what writes to the parameters in between, such as an average that is copied into the model: evaluate a "
-        "copy that has the average, torch.optim.swa_utils.AveragedModel(model), and let the model itself train.",
+        f"at most {number(100 * share)} % of each update is left at the next step: other code writes the old "
+        "weights, or nearly the old weights, back after step().",
+        "find the code that writes to the parameters in between, such as a weight average that is copied into the "
+        "model: evaluate a copy with the average, torch.optim.swa_utils.AveragedModel(model), and train the model "
+        "itself.",
         cause="taken back",
         origin="taken back",
     )

@@ -63,9 +63,9 @@ class SameBatch(Check):
                     ("input",),
                     times,
                     float(self.repeats),
-                    f"{number(times + 1)} batches that were read one after the other, each drawn anew, held the very "
-                    f"same samples, up to step {record.step}: all other data are left out.",
-                    "go through the loader, for x, y in loader, instead of next(iter(loader)) at each step.",
+                    f"{number(times + 1)} consecutive batches, each loaded anew, held the same samples, up to step "
+                    f"{record.step}: the rest of the data is never used.",
+                    "iterate over the loader, for x, y in loader, instead of calling next(iter(loader)) at each step.",
                     cause="same batch",
                     origin="same batch",
                 ),

@@ -74,13 +74,13 @@ class StaleGradient(Check):
         if left is None or not record.facts.get("parameter.foreign_gradient"):
             return ()
         message = (
-            f"before its own backward pass .grad of {some(left.names)} still held what the pass of another optimizer's "
-            f"loss had left on its way through it, {number(left.worst)} times as large as the gradient used in this "
-            f"step, in {left.times} of {left.looks} steps looked at: two losses are mixed."
+            f"before its own backward pass, .grad of {some(left.names)} still held gradients from the loss of "
+            f"another optimizer, {number(left.worst)} times as large as the gradient used in this step, in "
+            f"{left.times} of {left.looks} steps: the gradients of two losses are mixed."
         )
         advice = (
-            f"call zero_grad() of the optimizer that holds {left.names[0]} directly before its own loss.backward(), or "
-            "freeze it, requires_grad_(False), while the other loss passes through."
+            f"call zero_grad() of the optimizer that holds {left.names[0]} directly before its own loss.backward(), "
+            "or freeze it, requires_grad_(False), during the backward pass of the other loss."
         )
         cause = "left by another loss"
         return (
@@ -103,9 +103,9 @@ class StaleGradient(Check):
             return ()
         everywhere = set(left.names).issuperset(stale.sites[index] for index in np.flatnonzero(told.any(axis=0)))
         message = (
-            f"before the backward pass .grad of {some(left.names)} held a gradient of earlier steps, "
-            f"{number(left.worst)} times as large as the one used in this step, in {left.times} of {left.looks} steps "
-            "looked at: the optimizer uses a sum over steps."
+            f"before the backward pass, .grad of {some(left.names)} held gradients of earlier steps, "
+            f"{number(left.worst)} times as large as the one used in this step, in {left.times} of {left.looks} "
+            "steps: the optimizer uses a sum over steps."
         )
         advice = (
             "call optimizer.zero_grad() once per step, before loss.backward(), on the optimizer or model that holds "
@@ -177,7 +177,7 @@ class ClearedGradients(Check):
             return ()
         names = tuple(compress(kept.sites, gone))
         message = (
-            f"gradients arrived at {some(names)} in each of {self.readings} steps and none was left when the optimizer "
+            f"gradients reached {some(names)} in each of {self.readings} steps and were gone when the optimizer "
             "stepped: they are cleared between backward() and step()."
         )
         advice = (
@@ -247,7 +247,7 @@ class DroppedGradients(Check):
         count, cause = float(values[present].max()), "micro-batches thrown away"
         message = (
             f"the losses of {number(count + 1)} micro-batches are divided by their number, and the gradients of "
-            f"{number(count)} of them are cleared before the optimizer steps: only the last one counts."
+            f"{number(count)} of them are cleared before the optimizer steps: only the last micro-batch is used."
         )
         advice = "call optimizer.zero_grad() after each optimizer.step(), not before each backward()."
         return (

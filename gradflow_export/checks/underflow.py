@@ -93,8 +93,9 @@ class Underflow(Check):
                 layers,
                 value,
                 self.share,
-                f"{number(100 * value)} % of the gradient of {len(layers)} of {int(here.sum())} parameters is exactly "
-                f"0, and the rest about {number(float(typical[here & grid].max()))}: float16 has none below 6e-08.",
+                f"{number(100 * value)} % of the gradient of {len(layers)} of {int(here.sum())} parameters is "
+                f"exactly 0, and the rest is about {number(float(typical[here & grid].max()))}: float16 underflows "
+                "below 6e-08.",
                 'scale the loss, scaler = torch.amp.GradScaler("cuda"); scaler.scale(loss).backward(); '
                 "scaler.step(optimizer); scaler.update(), or compute in torch.bfloat16.",
                 cause="underflow",

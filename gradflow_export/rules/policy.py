@@ -201,7 +201,7 @@ class ExcessExploration(Rule):
             span = record.step - since
             deaf = 10 * span >= self.steps and self._ignores(where, choice, since, history)
             if span >= self.steps or deaf:
-                message = f"the choice of actions has been uniform (entropy {uniform:.4f}) since step {since}" + (
+                message = f"the policy has been uniform over actions (entropy {uniform:.4f}) since step {since}" + (
                     ", although its weights moved by as much as their norm." if deaf else "."
                 )
                 findings.append(self._finding(where, uniform, self.entropy, message, since))

@@ -187,8 +187,8 @@ class DiscardedActivation(Check):
                 layers,
                 1.0,
                 0.0,
-                f"an activation of the output of {some(layers)} is computed and thrown away: the next layer gets what "
-                "entered it, and the two are one linear map.",
+                f"the result of an activation after {some(layers)} is discarded: the next layer gets the input of "
+                "the activation, and the two layers are one linear map.",
                 "use the result: x = F.relu(x), or nn.ReLU(inplace=True).",
                 cause="result thrown away",
             ),

@@ -64,16 +64,23 @@ class StackedLinear(Check):
         norms = max((seen(record, "loss.affine_norms", site) or 0.0 for site in straight), default=0.0)
         if length >= 2 and idle > 0:
             return (
-                _unbent(layers, idle, 0.0, f"of {number(idle)} activation modules in the model none has an effect"),
+                _unbent(layers, idle, 0.0, f"none of the {number(idle)} activation modules in the model has an effect"),
             )
         if length >= self.row and norms >= length - 1:
-            return (_unbent(layers, length, self.row, "normalisations between them serve networks with activations"),)
+            return (
+                _unbent(
+                    layers,
+                    length,
+                    self.row,
+                    "the normalization layers between them indicate that activations are missing",
+                ),
+            )
         if length >= self.row and not straight:
             return (_unbent(layers, length, self.row, "elsewhere the network is non-linear"),)
         merged = layers_of(record, "layer.merged")
         if merged:
             width = max(seen(record, "layer.merged", site) or 0.0 for site in merged)
-            why = f"what is between them is {number(width)} times as wide as the narrower end, which adds nothing"
+            why = f"the layer between them is {number(width)} times as wide as the narrower end, which adds no capacity"
             return (_unbent(merged, width, 1.0, why, "are one linear map" if len(merged) == 2 else "are half as many"),)
         return ()
 
@@ -129,8 +136,8 @@ class LinearLimit(Check):
             share = no_better(history, site, self.level, 3)
             if share is not None:
                 why = (
-                    f"what the best linear fit leaves still depends on the inputs (z = {number(z)}), and the loss is "
-                    f"at {number(100 * share)} % of that of the best constant prediction"
+                    f"the residual of the best linear fit still depends on the inputs (z = {number(z)}), and the "
+                    f"loss is at {number(100 * share)} % of that of the best constant prediction"
                 )
                 return (_unbent(layers, z, self.sure, why),)
         return ()
@@ -151,7 +158,7 @@ def _unbent(
         layers,
         value,
         threshold,
-        f"{len(layers)} layers ({some(layers)}) have no non-linearity between them and {are}; {why}.",
-        "put an activation between the layers and use its result, x = torch.relu(self.fc1(x)); "
+        f"{len(layers)} layers ({some(layers)}) have no activation between them and {are}; {why}.",
+        "add an activation between the layers and use its result, x = torch.relu(self.fc1(x)); "
         "nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1)).",
     )

@@ -170,11 +170,11 @@ class RepeatedLayer(Check):
                 layers,
                 count,
                 1.0,
-                f"{some(layers)} stands {number(count)} times in its container: all are one layer with one set of "
-                "weights.",
-                "make each anew, nn.ModuleList([Block() for _ in range(n)]) in place of [Block()] * n; where one is "
-                "meant to be shared, register it once and call it n times, or say so: watch(ignore=[('CAPACITY', "
-                f"{layers[0]!r})]).",
+                f"{some(layers)} is in its container {number(count)} times: all entries are one layer with one set "
+                "of weights.",
+                "create each layer separately, nn.ModuleList([Block() for _ in range(n)]) instead of [Block()] * "
+                "n; if sharing is intended, register the layer once and call it n times, or suppress this: "
+                f"watch(ignore=[('CAPACITY', {layers[0]!r})]).",
                 cause="repeated layer",
             ),
         )

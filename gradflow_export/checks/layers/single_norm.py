@@ -138,10 +138,10 @@ class SingleNorm(Check):
                 layers,
                 1.0,
                 2.0,
-                f"{some(layers)} normalises over 1 value: it returns its bias whatever it is given, and lets no "
-                "gradient through.",
-                "normalise over more than one value: nn.LayerNorm(x.shape[-1]) of several features, nn.GroupNorm(1, c) "
-                "of c channels; a single feature is standardized by fixed numbers, (x - mean) / std.",
+                f"{some(layers)} normalizes over a single value: its output is always its bias, and no gradient "
+                "passes.",
+                "normalize over more than one value: nn.LayerNorm(x.shape[-1]) for several features, "
+                "nn.GroupNorm(1, c) for c channels; standardize a single feature with constants, (x - mean) / std.",
                 cause="single norm",
             ),
         )

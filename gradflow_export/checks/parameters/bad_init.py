@@ -137,12 +137,12 @@ class BadInit(Check):
         )
         if copies:
             message = (
-                f"all units of {some(copies)} have the same weights, and still have after {record.step - 1} steps: "
-                "they compute the same and get the same gradient, so that each layer has one unit's worth."
+                f"all units of {some(copies)} have the same weights, and still do after {record.step - 1} steps: "
+                "they compute the same output and get the same gradient, so each layer acts like a single unit."
             )
             advice = (
-                "draw the weights at random instead of filling them with a constant: "
-                "nn.init.kaiming_normal_(layer.weight), or leave PyTorch's own initialisation."
+                "initialize the weights randomly instead of with a constant: "
+                "nn.init.kaiming_normal_(layer.weight), or keep PyTorch's default initialization."
             )
             yield _finding(Severity.HIGH, copies, read[copies[0]], self.alike, message, advice, COPIES)
         sizes, wired = reading_of(record, "parameter.weight_norm"), _reached(history)
@@ -151,8 +151,8 @@ class BadInit(Check):
         if blank:
             message = f"the weights of {some(blank)} are all 0, and still are after {record.step - 1} steps."
             advice = (
-                "of two layers in a row only one may begin with zeros, or no gradient passes either: give the others "
-                "nn.init.kaiming_normal_(layer.weight), or leave PyTorch's own initialisation."
+                "initialize at most one of two consecutive layers with zeros, otherwise no gradient passes: use "
+                "nn.init.kaiming_normal_(layer.weight) for the others, or keep PyTorch's default initialization."
             )
             yield _finding(Severity.HIGH, blank, 0.0, 0.0, message, advice, ZEROS)
 
@@ -173,9 +173,9 @@ class BadInit(Check):
         if names and worse.any():
             greatest, times = float(first[order[0]]), float(over.first[worse].max())
             message = (
-                f"the loss began at {number(times)} times that of the best constant prediction and is still above it "
-                f"after {record.step} steps: the first weights of {some(names)} were up to {number(greatest)} times "
-                "as large as their number of inputs allows."
+                f"the initial loss was {number(times)} times that of the best constant prediction and is still "
+                f"above it after {record.step} steps: the initial weights of {some(names)} were up to "
+                f"{number(greatest)} times too large for their number of inputs."
             )
             advice = (
                 "scale the weights by the number of inputs: nn.init.kaiming_normal_(layer.weight) or "
@@ -194,13 +194,13 @@ class BadInit(Check):
             return
         greatest = float(means.first[there].max())
         message = (
-            f"nearly all first weights of {some(names)} have one sign (mean {number(greatest)} of their root mean "
-            "square): what enters adds up instead of cancelling, all units of a layer say the same, and the loss is "
-            f"{number(worst)} times that of the best constant prediction after {record.step} steps."
+            f"nearly all initial weights of {some(names)} have the same sign (mean {number(greatest)} of their root "
+            "mean square): inputs add up instead of canceling, all units of a layer have nearly the same output, "
+            f"and the loss is {number(worst)} times that of the best constant prediction after {record.step} steps."
         )
         advice = (
-            "draw the weights around 0: nn.init.kaiming_normal_(layer.weight) or nn.init.xavier_uniform_(layer.weight) "
-            "instead of torch.rand or nn.init.uniform_(layer.weight)."
+            "initialize the weights with mean 0: nn.init.kaiming_normal_(layer.weight) or "
+            "nn.init.xavier_uniform_(layer.weight) instead of torch.rand or nn.init.uniform_(layer.weight)."
         )
         yield _finding(Severity.MEDIUM, names, greatest, self.one_sided, message, advice, ONE_SIDED)
 
@@ -213,13 +213,13 @@ class BadInit(Check):
             gain = known.get(name, 0.0)
             if times >= self.head and gain >= self.gain:
                 message = (
-                    f"the loss began at {number(times)} times that of the best constant prediction: the first weights "
-                    f"of {some(names)}, with the last layer, were up to {number(known[names[0]])} times as large as "
-                    "their number of inputs allows."
+                    f"the initial loss was {number(times)} times that of the best constant prediction: the initial "
+                    f"weights of {some(names)}, including the last layer, were up to {number(known[names[0]])} "
+                    "times too large for their number of inputs."
                 )
                 advice = (
-                    f"scale them by the number of inputs: nn.init.normal_({name}, std=features ** -0.5); of an "
-                    "embedding that is the head as well, std=0.02."
+                    f"scale them by the number of inputs: nn.init.normal_({name}, std=features ** -0.5); for an "
+                    "embedding tied to the output layer, std=0.02."
                 )
                 yield _finding(Severity.MEDIUM, names, gain, self.gain, message, advice, LARGE)
 
@@ -233,13 +233,14 @@ class BadInit(Check):
         if worst is None or not math.isfinite(worst):
             return
         message = (
-            f"at the first step the gradient grew {number(math.exp(min(depth.first, 700.0)))}-fold from the last layer "
-            f"back to the first, so that the least change of an input turns the output over, and the loss is "
+            f"at the first step the gradient grew {number(math.exp(min(depth.first, 700.0)))}-fold from the last "
+            "layer back to the first, so a tiny change of the input changes the output completely, and the loss is "
             f"{number(worst)} times that of the best constant prediction after {record.step} steps."
         )
         advice = (
-            "make the first weights smaller where what follows multiplies: sin(w0 * layer(x)) wants weights within "
-            "sqrt(6 / inputs) / w0; else nn.init.kaiming_normal_(layer.weight) keeps the size."
+            "use smaller initial weights where a later operation multiplies them: sin(w0 * layer(x)) needs weights "
+            "within sqrt(6 / inputs) / w0; otherwise use nn.init.kaiming_normal_(layer.weight), which preserves "
+            "the scale."
         )
         yield _finding(Severity.MEDIUM, names or ("",), depth.first, self.steep, message, advice, LARGE)
 
@@ -257,9 +258,9 @@ def _small(check: BadInit, record: StepRecord, history: History) -> Iterable[Fin
     names = tuple(gains.sites[index] for index in np.flatnonzero(small))
     usual = median(first[small])
     message = (
-        f"the weights of {len(names)} of {len(first)} layers ({some(names)}) began at about {number(usual)} of "
-        f"what keeps a signal's size, which shrank to exp({number(depth.first)}) over the depth; after "
-        f"{record.step} steps the loss is {number(loss.last)}, at first {number(loss.first)}."
+        f"the initial weights of {len(names)} of {len(first)} layers ({some(names)}) were about {number(usual)} of "
+        f"the scale that preserves the signal, which shrank to exp({number(depth.first)}) over the depth; after "
+        f"{record.step} steps the loss is {number(loss.last)}, initially {number(loss.first)}."
     )
     advice = (
         "scale the weights by the number of inputs: nn.init.kaiming_normal_(layer.weight) before ReLU, "
@@ -277,12 +278,12 @@ def _doubles(record: StepRecord, alike: float) -> Iterable[Finding]:
     )
     if names:
         message = (
-            f"each unit of {some(names)} has a double with the same weights, and still has after {record.step - 1} "
-            "steps: the parts that they stand for compute the same and get the same gradient."
+            f"each unit of {some(names)} has a duplicate with the same weights, and still does after "
+            f"{record.step - 1} steps: duplicates compute the same output and get the same gradient."
         )
         advice = (
-            f"draw {names[0]} at random instead of filling it with a constant or repeating it, or give the parts "
-            "different biases: nn.init.normal_(layer.weight, std=0.02)."
+            f"initialize {names[0]} randomly instead of with a constant or repeated values, or use different biases "
+            "for the duplicates: nn.init.normal_(layer.weight, std=0.02)."
         )
         yield _finding(Severity.MEDIUM, names, 1.0, 1.0, message, advice, DOUBLES)
 
@@ -295,12 +296,12 @@ def _siblings(record: StepRecord, alike: float) -> Iterable[Finding]:
     names = [name for name in names if kin[pattern(name)] > 1]
     if names:
         message = (
-            f"the weights of {some(tuple(names))} are the same as those of a layer of the same kind, and "
-            f"still are after {record.step - 1} steps: they get the same gradients and never become different."
+            f"the weights of {some(tuple(names))} equal those of another layer of the same kind, and still do after "
+            f"{record.step - 1} steps: they get the same gradients and stay equal."
         )
         advice = (
-            "make each of them anew instead of copying one, nn.ModuleList(make() for _ in range(n)) without "
-            "copy.deepcopy or a common seed; where they are to be one, use one module several times."
+            "create each of them separately instead of copying one, nn.ModuleList(make() for _ in range(n)) "
+            "without copy.deepcopy or a common seed; if they are meant to be tied, use one module several times."
         )
         yield _finding(Severity.MEDIUM, tuple(names), 0.0, 0.0, message, advice, SIBLINGS)
 

@@ -119,8 +119,8 @@ class LeftFrozen(Check):
             "requires_grad is False at each step of the optimizer that holds them."
         )
         advice = (
-            "set requires_grad_(True) again before their own backward pass; an iterator such as model.parameters() or "
-            "itertools.chain(...) can be gone through once only: keep list(...) of it."
+            "call requires_grad_(True) again before their own backward pass; an iterator such as "
+            "model.parameters() or itertools.chain(...) can be consumed only once: keep list(...) of it."
         )
         return (_finding(names, message, advice, since, "never unfrozen"),)
 
@@ -133,13 +133,13 @@ class LeftFrozen(Check):
         if not names:
             return ()
         message = (
-            f"{len(names)} weights ({some(names)}) are 0 throughout and frozen: what they are multiplied with never "
-            "counts, and they will never learn."
+            f"{len(names)} weights ({some(names)}) are all 0 and frozen: their output is always 0, and they will "
+            "never learn."
         )
         advice = (
-            f"call requires_grad_(True) on {names[0]}, before the optimizer is made, and see that nothing freezes "
-            f"{owner(names[0]) or names[0]} again (PEFT: is_trainable=True, and no second get_peft_model); or load its "
-            "trained weights."
+            f"call requires_grad_(True) on {names[0]} before the optimizer is created, and check that nothing "
+            f"freezes {owner(names[0]) or names[0]} again (PEFT: is_trainable=True, and no second get_peft_model); "
+            "or load its trained weights."
         )
         return (_finding(names, message, advice, int(sizes.steps[-1]), "frozen at zero"),)
 
@@ -155,12 +155,13 @@ class LeftFrozen(Check):
         if len(names) <= len(others) or none_better(history, 0.9, 3) is None or still_falls(history):
             return ()
         message = (
-            f"{len(names)} weights ({some(names)}) are frozen and spread evenly within a bound, as they were drawn: "
-            f"nothing trained them, and after {record.step} steps the loss is no better than that of a constant prediction."
+            f"{len(names)} weights ({some(names)}) are frozen at their random initialization (uniform within a "
+            f"bound): they were never trained, and after {record.step} steps the loss is no better than that of a "
+            "constant prediction."
         )
         advice = (
-            "load trained weights before they are frozen (model.load_state_dict, weights=...), or call "
-            "requires_grad_(True) on them before the optimizer is made."
+            "load trained weights before freezing them (model.load_state_dict, weights=...), or call "
+            "requires_grad_(True) on them before the optimizer is created."
         )
         found = _finding(names, message, advice, int(peaks.steps[-1]), "frozen as drawn")
         return (replace(found, severity=Severity.MEDIUM, follows_from=_NOTHING_LEARNED),)
