@@ -20,17 +20,17 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Collapse(Check):
-    """Find models whose layers, from one on to the last, give out nearly the same for every sample.
+    """Report models whose layers, from one on to the last, have nearly the same output for every sample.
 
-    What a layer gives out varies from sample to sample (or node, or position) by some share of its size. Where that of
-    the first block of a chain is ``healthy`` or more, and from one of at least two blocks on to the last at most
-    ``same``, no later layer can tell samples apart; that the loss stays at that of the best constant prediction confirms
-    it. Where there is no such answer to compare with, as for embeddings that are only drawn together, the last block
-    must have varied by ``healthy`` at first, and vary by ``gone`` at most now.
+    The variation of a layer's output between samples (or nodes, or positions) is measured relative to its norm. It must
+    be ``healthy`` or more at the first block of a chain, and at most ``same`` from one of at least two blocks on to the
+    last; no later layer can then distinguish samples. A loss at the level of the best constant prediction confirms
+    this. If there is no such prediction, as for embeddings that are only pulled together, the last block must have
+    varied by ``healthy`` at first and vary by at most ``gone`` now.
 
     Why it is bad:
-        The answer hardly depends on the input. Rounds of averaging over neighbours make all nodes of a graph alike;
-        embeddings that are only drawn together all become one.
+        The output hardly depends on the input. Repeated averaging over neighbors makes all nodes of a graph alike
+        (over-smoothing); embeddings that are only pulled together become equal (representation collapse).
 
     Example:
         for layer in self.layers:  # 16 rounds, each the mean over the neighbours
@@ -41,19 +41,19 @@ class Collapse(Check):
             x = x + torch.relu(layer(adjacency @ x))
 
     Not reported:
-        The loss is below 0.95 of the best constant prediction's; a path leads around the blocks;
-        VANISHING, DEAD, SATURATION, first weights or the learning rate explain it.
+        The loss is below 0.95 of that of the best constant prediction; a path leads around the blocks; VANISHING, DEAD,
+        SATURATION, BAD_INIT or LEARNING_RATE explains it.
 
     Source: Oono and Suzuki 2020, arXiv:1905.10947; Jing et al. 2022, arXiv:2110.09348.
 
     Attributes:
-        same: Greatest variation of a collapsed block, as a share of its size.
-        gone: The same of the last block where the loss tells nothing.
-        healthy: Least variation of the first block, and of the last one at first.
-        level: Least share of the best constant prediction's loss.
-        blocks: Fewest blocks that collapsed where the loss agrees.
-        settle: Steps before anything is said.
-        readings: Readings of the loss that must agree.
+        same: Maximum variation of a collapsed block, as a fraction of its norm.
+        gone: The same for the last block if the loss cannot be compared.
+        healthy: Minimum variation of the first block, and of the last one at first.
+        level: Minimum fraction of the loss of the best constant prediction.
+        blocks: Minimum number of collapsed blocks if the loss confirms it.
+        settle: Number of steps before anything is reported.
+        readings: Number of readings of the loss that must agree.
     """
 
     same: float = 0.01

@@ -131,10 +131,11 @@ class ReloadInstrument(Instrument):
 
 @dataclass(frozen=True, kw_only=True)
 class Reloaded(Check):
-    """Find training that begins anew from its first weights again and again, or after each step from those before it.
+    """Report training that is reset to its initial weights repeatedly, or to the previous weights after each step.
 
     Why it is bad:
-        What was learned since the last time is lost, and the optimizer goes on with moments of weights that are gone.
+        Everything learned since the last reset is lost, and the optimizer continues with moments of weights that no
+        longer exist.
 
     Example:
         for epoch in range(10):
@@ -147,14 +148,15 @@ class Reloaded(Check):
             train_one_epoch(model)
 
     Not reported:
-        A new optimizer begins with the weights, as for the next fold of a cross-validation; weights that are not the
-        first ones, as of an early stop; once; steps of which some entries stay, as where others are pruned or clamped.
+        A new optimizer for the reset weights, as for the next fold of a cross-validation; weights other than the
+        initial ones, as in early stopping; a single reset; steps after which some entries keep their change, as where
+        others are pruned or clamped.
 
     Attributes:
-        times: Least number of times.
-        stayed: Greatest share of a step that is still there at the next one, where it is taken back.
-        readings: Fewest readings in which all of it was.
-        patience: One; the times are the patience.
+        times: Minimum number of resets.
+        stayed: Maximum fraction of an update that remains at the next step, for an update that is undone.
+        readings: Minimum number of readings in which the whole update was undone.
+        patience: One; ``times`` already requires persistence.
     """
 
     times: int = 2

@@ -272,22 +272,22 @@ _LESSER = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class WrongLoss(Check):
-    """Say what the graph of a loss proves to be wrong with it.
+    """Report mistakes in the loss that follow from its computation graph.
 
-    Nearly all of it follows from structure, which no batch changes: a bounded activation before a loss that takes
-    logits, a shape that was broadcast, a dimension. Three things are judged by numbers. Targets out of reach: below
-    ``reach`` of their variance they may be noise around the end of a range. A ReLU before a cross-entropy is harmless
-    as long as it lets gradients through; ``shut`` is the share of samples for which it does not.
+    Nearly all of them are structural and independent of the batch: a bounded activation before a loss that takes
+    logits, a broadcast shape, a wrong dimension. Three are judged by numbers. Targets out of reach: below ``reach`` of
+    their variance, they may be noise at the end of the range. A ReLU before a cross-entropy is harmless as long as
+    gradients pass; ``shut`` is the fraction of samples for which they do not.
 
-    A loss with a minus may belong to a player of a game, who is to lose; only when it has grown to ``grown`` times the
-    loss of the best constant prediction at ``readings`` readings on end does nothing hold against it. Log-probabilities
-    given to a cross-entropy, which a second log_softmax does not change, and binary cross-entropy on one-hot classes
-    are no mistakes.
+    Third, a loss with a minus sign may be the loss of an adversary. It is reported only if it has grown to ``grown``
+    times that of the best constant prediction in ``readings`` consecutive readings. Log-probabilities given to a
+    cross-entropy, which a second log_softmax does not change, and binary cross-entropy on one-hot classes are not
+    mistakes.
 
     Why it is bad:
-        The loss still falls, to a floor that the mistake sets: a softmax before a cross-entropy over 3 classes cannot
-        fall below 0.55, a broadcast regression learns the mean of the targets. Accuracy stays low and no curve says
-        why.
+        The loss still falls, but to a floor that the mistake sets: a softmax before a cross-entropy over 3 classes
+        cannot fall below 0.55, and a broadcast regression learns the mean of the targets. Accuracy stays low, and no
+        curve shows why.
 
     Example:
         model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3), nn.Softmax(dim=1))
@@ -299,15 +299,16 @@ class WrongLoss(Check):
 
     Not reported:
         Log-probabilities given to a cross-entropy, which a second log_softmax does not change; binary cross-entropy on
-        one-hot classes; a loss with a minus that does not grow, as a game's player has; a ReLU before the loss that
-        lets gradients through; two predictions drawn together beside targets, negatives or anything else.
+        one-hot classes; a loss with a minus sign that does not grow, as in adversarial training; a ReLU before the loss
+        that lets gradients pass; two predictions that are pulled together, if there are also targets, negatives or
+        other terms.
 
     Attributes:
-        reach: Least share of the targets' variance that is out of reach.
-        shut: Least share of samples whose target's logit a ReLU holds at 0.
-        grown: Least multiple of the best constant's loss for a loss that is maximised.
-        readings: How many readings have to say so.
-        several: Least share of samples with more than one label.
+        reach: Minimum fraction of the targets' variance that is out of reach.
+        shut: Minimum fraction of samples whose target logit a ReLU sets to 0.
+        grown: Minimum multiple of the loss of the best constant prediction for a loss that is maximized.
+        readings: Number of readings that must agree.
+        several: Minimum fraction of samples with more than one label.
     """
 
     reach: float = 0.05

@@ -77,18 +77,18 @@ def _finite(values: Floats) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCollapse(Rule):
-    """Find layers all of whose heads put nearly everything on one key, before anything was learned.
+    """Report layers whose heads all put nearly all attention weight on one key, before anything was learned.
 
-    Sharp heads are no fault: one head that chooses among others, attention that sharpened while the loss fell, a layer
-    that rests on one and the same key for all queries (a sink), or a solved task. A layer of which no head chooses any
-    more passes no gradient to its queries and keys.
+    If no head of a layer chooses among keys, no gradient reaches its queries and keys. Not reported: layers in which
+    one head still chooses, attention that became sharp while the loss fell, a layer in which all queries attend to the
+    same key (an attention sink), and a solved task.
 
     Source: Zhai et al. 2023, arXiv:2303.06296.
 
     Attributes:
-        entropy: Normalised entropy that at least one head of a healthy layer exceeds.
-        healthy: Normalised entropy above which a layer counts as healthy when its past is looked at.
-        sink: Mean weight of one key at which a layer counts as resting on it.
+        entropy: Normalized entropy that at least one head of a healthy layer exceeds.
+        healthy: Normalized entropy above which a layer counts as healthy in its history.
+        sink: Mean weight of one key at which a layer counts as having an attention sink.
     """
 
     entropy: float = 0.15
@@ -147,18 +147,17 @@ class AttentionCollapse(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRedundancy(Rule):
-    """Find layers whose heads all attend alike, so that one would do.
+    """Report layers whose heads all have nearly the same attention weights, so that one head would suffice.
 
-    Alike from the first look means that they were initialised alike. Heads that grew alike while the loss fell, or
-    that all rest on one key, are not reported; so are heads whose attention is uniform and cannot be compared.
+    Heads that are equal from the first reading were initialized identically. Not reported: heads that became similar
+    while the loss fell, heads that all attend to one key, and uniform attention, which cannot be compared.
 
-    Source: definition of diversity; that many heads of trained models can be spared: Michel et al. 2019,
-    arXiv:1905.10650.
+    Source: definition of diversity; many heads of trained models can be removed: Michel et al. 2019, arXiv:1905.10650.
 
     Attributes:
         diversity: Least diversity of a layer's heads.
-        healthy: Diversity above which a layer counts as healthy when its past is looked at.
-        sink: Mean weight of one key at which a layer counts as resting on it.
+        healthy: Diversity above which a layer counts as healthy in its history.
+        sink: Mean weight of one key at which a layer counts as having an attention sink.
     """
 
     diversity: float = 0.05
@@ -211,19 +210,19 @@ class HeadRedundancy(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class RankCollapse(Rule):
-    """Find a stack of attention after which all tokens of a sequence are the same.
+    """Report a stack of attention layers after which all tokens of a sequence are the same.
 
-    Judged by the residual ``||X - 1 mean(X)^T|| / ||X||`` of what enters and what leaves the last block of each stack,
-    against what entered the first. Both count, because a module without a skip connection of its own may have one
-    around it. Pure attention halves and squares the residual from layer to layer; skip connections and MLPs keep it up.
-    Sparse attention is not a cause, but a cure (Wu et al. 2024, arXiv:2405.18781).
+    The rule compares the residual ``||X - 1 mean(X)^T|| / ||X||`` at the input and output of the last block of each
+    stack with that at the input of the first block. Both are used because a module without its own skip connection may
+    have one around it. Pure attention shrinks the residual doubly exponentially with depth; skip connections and MLPs
+    counteract this. Sparse attention is not a cause; it slows the collapse (Wu et al. 2024, arXiv:2405.18781).
 
     Source: Dong, Cordonnier and Loukas 2021, arXiv:2103.03404.
 
     Attributes:
         residual: Least healthy residual at the end of a stack.
-        share: Least healthy share of the residual that entered.
-        healthy: Residual above which a block counts as healthy when its past is looked at.
+        share: Minimum fraction of the input's residual that must be left.
+        healthy: Residual above which a block counts as healthy in its history.
     """
 
     residual: float = 0.05
@@ -280,7 +279,7 @@ def stacks(record: StepRecord) -> Iterator[tuple[tuple[str, ...], Floats, Floats
 
 @dataclass(frozen=True, kw_only=True)
 class FixedEntropy(Rule):
-    """Report layers whose mean normalised attention entropy lies below a number that the user gave.
+    """Report layers whose mean normalized attention entropy is below a given threshold.
 
     Attributes:
         threshold: Least mean over the heads of a layer.
@@ -321,7 +320,7 @@ class FixedEntropy(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedDiversity(Rule):
-    """Report layers whose head diversity lies below a number that the user gave.
+    """Report layers whose head diversity is below a given threshold.
 
     Attributes:
         threshold: Least diversity.

@@ -26,37 +26,41 @@ _A_LIMIT = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate(Rule):
-    """Find learning rates at which the loss cannot fall: too large, too small, or decayed to nothing.
+    """Report learning rates at which the loss cannot fall: too large, too small, raised, or decayed to nothing.
 
-    Too large: single steps replace a good part of the weights, and after them the loss is no lower than at first. Too
-    small: even if every step went straight downhill, a fall of a tenth would take ``steps`` of them, because ``L /
-    (||g|| ||update||)`` counts the steps to zero loss along the tangent; or steps are below ``timid`` of the weights at
-    a loss no better than a constant's, although consecutive gradients agree which way is down.
+    Too large: single updates change a large part of the weights, and afterwards the loss is no lower than at first.
 
-    The loss has not fallen, or hardly where nearly all gradients agree, and the learning rate does not rise (warm-up).
-    Raised: a rate three times any before it, and the loss back where it was at first. Decayed: it lies below a
-    thousandth of its greatest value for longer than it lay above, while the loss is far from its end; or for a third of
-    that, at more than half of the first loss, which fell until the rate did.
+    Too small: even along the gradient, reducing the loss by a tenth would take ``steps`` steps; ``L / (||g||
+    ||update||)`` is the number of steps to zero loss along the tangent. Or updates are below ``timid`` of the weights,
+    at a loss no better than that of a constant prediction, although consecutive gradients agree. In both cases the loss
+    has not fallen, or has hardly fallen where nearly all gradients agree, and the learning rate is not rising
+    (warm-up).
 
-    Source: size of an update against the weights, You et al. 2017, arXiv:1708.03888; steps along the tangent, Polyak
-    1987, Introduction to Optimization, section 5.3.
+    Raised: the learning rate is three times any earlier one, and the loss is back at its initial value.
+
+    Decayed: the learning rate has been below a thousandth of its maximum for longer than it was above, while the
+    loss is still high; or for a third of that time, at more than half of the first loss, if the loss fell until the
+    rate did.
+
+    Source: update-to-weight ratio, You et al. 2017, arXiv:1708.03888; steps along the tangent, Polyak 1987,
+    Introduction to Optimization, section 5.3.
 
     Attributes:
-        replaced: Least update to weight ratio of a step that replaces the weights.
-        times: Fewest such steps among the last readings.
-        gain: Least gain with which the layers that are judged begin.
-        steps: Least number of steps that a fall by a tenth would take.
-        timid: Size of steps against the weights below which they are too small where gradients agree.
-        agree: Least typical cosine of consecutive gradients that counts as agreement.
-        straight: The same from which on the loss may have fallen a little, to ``hardly`` of its first, and steps may be
-            twice as large as ``timid``.
+        replaced: Minimum update-to-weight ratio of an update that is too large.
+        times: Minimum number of such updates among the last readings.
+        gain: Minimum initial gain of the layers that are judged.
+        steps: Minimum number of steps needed for a tenth less loss.
+        timid: Update-to-weight ratio below which updates are too small if consecutive gradients agree.
+        agree: Minimum typical cosine of consecutive gradients that counts as agreement.
+        straight: Cosine from which on the loss may have fallen a little, to ``hardly`` of its first value, and updates
+            may be twice as large as ``timid``.
         hardly: See ``straight``.
-        settle: Steps before such small ones are judged.
-        jump: Greatest rate that was there before, as a share of one that was raised.
-        undone: Fewest losses at a raised rate.
-        least: Fewest losses before anything is said.
-        fallen: Share of the first loss below which it has fallen.
-        decayed: Share of the greatest learning rate that counts as nothing.
+        settle: Number of steps before such small updates are judged.
+        jump: Highest earlier learning rate, as a fraction of one that counts as raised.
+        undone: Minimum number of losses at a raised learning rate.
+        least: Minimum number of losses before anything is reported.
+        fallen: Fraction of the first loss below which the loss has fallen.
+        decayed: Fraction of the maximum learning rate that counts as nothing.
     """
 
     replaced: float = 0.2

@@ -45,15 +45,15 @@ _SAID: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Desync(Rule):
-    """Find parameters of which every rank should hold the same and does not.
+    """Report parameters that should be equal on all ranks and are not.
 
-    Gradients that are averaged are the same bits on every rank, and so are the updates that are made of them: between
-    healthy replicas there is no distance at all, and one does not go away by itself.
+    Averaged gradients are bit-for-bit equal on all ranks, and so are the updates computed from them. Healthy replicas
+    have no distance at all, and a distance does not disappear by itself.
 
-    Source: Li et al. 2020, arXiv:2006.15704, section 3.2.1: replicas start alike and see the same gradients.
+    Source: Li et al. 2020, arXiv:2006.15704, section 3.2.1: replicas start equal and get the same gradients.
 
     Attributes:
-        gap: Least relative distance of the checksums; ranks with different hardware may round differently below it.
+        gap: Minimum relative distance of the checksums; ranks with different hardware may round differently below it.
     """
 
     gap: float = 1e-6

@@ -14,20 +14,20 @@ from gradflow_export.rules.signals import settled, solved
 
 @dataclass(frozen=True, kw_only=True)
 class Rotation(Rule):
-    """Find a path of the weights that winds round in one plane, downhill all the way, and does not close in.
+    """Report limit cycles: weights that orbit in one plane, move downhill throughout, and do not converge.
 
-    Winding alone is no fault: momentum and noise wind too, and so does the way into many minima. But in the field of
-    one loss a path that comes back has gone uphill as much as downhill, so its work is not negative; and a spiral that
-    closes in arrives. What is left is a limit cycle of several losses, or batches in a cyclic order. A spiral
-    that leaves threefold within half a window winds about no point of it and is not seen; its loss is.
+    Rotation alone is not reported: momentum, noise and the path into many minima also rotate. But with a single loss, a
+    path that returns to its start has gone uphill as much as downhill, so its work is not negative; and a spiral that
+    shrinks converges. What remains are limit cycles of several losses, or batches in a cyclic order. A spiral that
+    grows threefold within half a window has no center within it and is not detected here; its loss is reported instead.
 
     Source: Balduzzi et al. 2018, arXiv:1802.05642; Mescheder et al. 2018, arXiv:1801.04406.
 
     Attributes:
-        winding: Fewest turns within the window.
-        plane: Least share of the path's variance in one plane.
-        growth: Least growth of the radius over the window; below it the spiral closes in.
-        work: Greatest work, of which -1 is downhill throughout.
+        winding: Minimum number of turns within the window.
+        plane: Minimum fraction of the path's variance in one plane.
+        growth: Minimum growth of the radius over the window; below it the spiral converges.
+        work: Maximum work, where -1 is downhill throughout.
     """
 
     winding: float = 1.0

@@ -17,14 +17,14 @@ from gradflow_export.rules.signals import settled, solved
 
 @dataclass(frozen=True, kw_only=True)
 class Dead(Rule):
-    """Find modules nearly all of whose units never fire for any sample: no gradient passes through them.
+    """Report modules in which nearly all units output 0 for every sample, so that no gradient passes through them.
 
-    Many zeros are not enough: a sparse layer whose every unit fires on some sample is alive.
+    Many zeros alone are not reported: in a healthy sparse layer every unit is active for some sample.
 
     Source: Lu et al. 2019, arXiv:1903.06733.
 
     Attributes:
-        share: Least share of units of a module without any output above 0.
+        share: Minimum fraction of units of a module without any output above 0.
     """
 
     share: float = 0.9
@@ -54,16 +54,16 @@ class Dead(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Saturated(Rule):
-    """Find modules most of whose outputs lie where the activation is flat, while the loss is not solved.
+    """Report modules most of whose outputs lie in the flat region of the activation, while the loss is not solved.
 
-    The last activation of a model may saturate because the answers are right; there a loss below ``small`` counts as
-    solved from the start.
+    The output activation of a model may saturate because the predictions are correct. For it, a loss below ``small``
+    counts as solved from the start.
 
     Source: Glorot and Bengio 2010, AISTATS.
 
     Attributes:
-        share: Share of outputs with a derivative below 1 % of its maximum.
-        small: Loss below which a saturated last activation is no fault.
+        share: Fraction of outputs with a derivative below 1 % of its maximum.
+        small: Loss below which a saturated output activation is not reported.
     """
 
     share: float = 0.8

@@ -27,20 +27,21 @@ OF_DEGREE = frozenset({LARGE, SMALL, ONE_SIDED})
 
 @dataclass(frozen=True, kw_only=True)
 class BadInit(Check):
-    """Find layers whose units are copies of each other, layers that stay at zero, and weights that begin too large.
+    """Report layers whose units are identical, layers that stay at zero, and initial weights of the wrong scale.
 
-    Rows that are alike at first are no fault where another layer tells them apart: what is judged is that they are
-    still alike after some steps. Zeros that leave zero at the first step are wanted in residual branches, adapters and
-    output layers. Great weights are a fault where they show: in predictions that are far worse than a constant at first
-    and do not become better soon. Where the inputs are large, these are to blame.
+    Identical rows at the start are not reported if another layer breaks the symmetry: the rows must still be equal
+    after some steps. Zeros that change at the first step are intended in residual branches, adapters and output layers.
+    Large weights are reported if they cause predictions that are far worse than a constant at first and do not improve
+    soon. If the inputs are large, they are reported instead.
 
-    Rows may also be alike in groups, as where one layer gives several parameters for each of several parts; all rows
-    must have a double, since classes that no batch has shown yet are alike as well. Whole layers that differ only in
-    the numbers of their names may not be copies either, once all of them have moved with a gradient.
+    Rows may also be identical in groups, for example if one layer computes several parameters for each of several
+    parts. All rows must then have a duplicate, because rows of classes that no batch has contained yet are equal as
+    well. Whole layers whose names differ only in a number are also compared, once all of them have changed with a
+    gradient.
 
     Why it is bad:
-        Units that begin alike get the same gradient and stay alike: a layer of 512 has the worth of one. Weights that
-        are too large saturate what follows or begin with a loss that takes the whole run to come down.
+        Identical units get the same gradient and stay identical: a layer of 512 units acts like a single one. Weights
+        that are too large saturate the next layers, or start with a loss that takes the whole run to come down.
 
     Example:
         for layer in model.modules():
@@ -53,31 +54,31 @@ class BadInit(Check):
                 nn.init.kaiming_normal_(layer.weight)
 
     Not reported:
-        Zeros that leave zero at the first step, as in residual branches and adapters; rows that another layer
-        distinguishes; large weights whose predictions are no worse than a constant's; large inputs: DATA_SCALE.
+        Zeros that change at the first step, as in residual branches and adapters; rows whose symmetry another layer
+        breaks; large weights whose predictions are no worse than a constant; large inputs, which are DATA_SCALE.
 
     Source: symmetry, Goodfellow et al. 2016, Deep Learning, section 8.4; gain of a layer, He et al. 2015,
     arXiv:1502.01852.
 
     Attributes:
-        alike: Greatest relative difference of rows, or of layers, that are copies: what rounding makes of one number.
-        together: Greatest distance of rows that began at one number, as a share of how far they have come: rounding
-            alone parts them by one step in several where an optimizer divides a gradient by its own size.
-        worse: Least first loss, as a multiple of that of the best constant prediction.
-        head: The same where the last layer's own weights are too large, whether or not it comes down.
-        after: Steps within which it may come down by itself.
-        gain: Least root mean square of the weights times the root of the number of inputs.
-        tiny: Greatest such number of most layers where the signal dies out; PyTorch begins with 0.58.
-        depth: Greatest log gain over the whole chain at the first step where it does.
-        inputs: Greatest size of inputs that are not to blame themselves.
-        one_sided: Least size of the mean of the weights against their root mean square.
-        great: Least gain of such weights.
-        level: Least loss against the best constant where they show.
-        steep: Least log gain over the whole chain at the first step with which a loss at the level of a constant is put
-            down to weights that are too large for what follows.
-        usual: Least gain of such weights; PyTorch begins with 0.58.
-        patience: One; weights begin once.
-        heal: As good as never: what began so is read no more.
+        alike: Maximum relative difference of rows, or of layers, that count as copies: the effect of rounding.
+        together: Maximum distance of rows that started equal, as a fraction of how far they have moved; rounding
+            separates them slowly.
+        worse: Minimum first loss, as a multiple of that of the best constant prediction.
+        head: The same if the last layer's own weights are too large, whether or not the loss comes down.
+        after: Number of steps within which it may come down by itself.
+        gain: Minimum root mean square of the weights times the root of the number of inputs.
+        tiny: Maximum such number for most layers if the signal vanishes; PyTorch's default is 0.58.
+        depth: Maximum log gain over the whole chain at the first step if the signal vanishes.
+        inputs: Maximum magnitude of inputs that are not themselves the cause.
+        one_sided: Minimum absolute mean of the weights relative to their root mean square.
+        great: Minimum gain of such weights.
+        level: Minimum loss relative to the best constant prediction, for these to be reported.
+        steep: Minimum log gain over the whole chain at the first step for which a loss like a constant's is attributed
+            to large weights.
+        usual: Minimum gain of such weights; PyTorch's default is 0.58.
+        patience: One; weights are initialized once.
+        heal: Practically never; initial weights are not read again.
     """
 
     alike: float = 1e-5

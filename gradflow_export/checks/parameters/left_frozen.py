@@ -27,15 +27,16 @@ _NOTHING_LEARNED = (
 
 @dataclass(frozen=True, kw_only=True)
 class LeftFrozen(Check):
-    """Find parameters that are frozen by oversight: for another network's backward pass and never unfrozen, or at zero.
+    """Report parameters that are frozen by mistake: never unfrozen after another network's pass, or frozen at zero.
 
-    Reported is what was trained in the first steps, is frozen ever since, and is held by an optimizer that goes on
-    stepping; a matrix that is frozen while all its entries are 0, such as the second factor of an adapter; and weights
-    that are frozen as they were drawn, where the loss stays no better than that of the best constant prediction.
+    Three cases are reported: parameters that were trained in the first steps, have been frozen since, and are held by
+    an optimizer that still steps; a frozen matrix whose entries are all 0, such as the second factor of an adapter; and
+    weights frozen at their random initialization, if the loss stays no better than that of the best constant
+    prediction.
 
     Why it is bad:
-        Of two networks that train against each other, one has stopped: the other wins and learns nothing more. A frozen
-        matrix of zeros takes away whatever it is multiplied with.
+        In adversarial training, one network has stopped learning and the other one wins. A frozen matrix of zeros
+        removes everything it is multiplied with.
 
     Example:
         for p in discriminator.parameters():
@@ -50,17 +51,17 @@ class LeftFrozen(Check):
             p.requires_grad_(True)
 
     Not reported:
-        Layers that are frozen later than the first ``brief`` steps, or from the beginning with trained weights, or with
-        random ones from which the others learn.
+        Layers that are frozen after the first ``brief`` steps, or from the beginning with trained weights, or at a
+        random initialization from which the other layers learn.
 
     Attributes:
-        brief: Steps within which the parameters were last trained.
-        span: Least number of steps since.
-        drawn: Square of the greatest entry against their mean square, of entries drawn evenly within a bound, where it
-            is 3; what was trained has a few that stand out.
-        harmed: Steps after which weights that are frozen as they were drawn are judged by the loss.
-        readings: Least number of readings in which they were frozen.
-        patience: One; the readings are the patience.
+        brief: Number of steps within which the parameters were last trained.
+        span: Minimum number of steps since then.
+        drawn: Square of the largest entry over the mean square; it is 3 for entries drawn uniformly within a bound, and
+            larger for trained weights, which have a few large entries.
+        harmed: Number of steps after which weights frozen at their random initialization are judged by the loss.
+        readings: Minimum number of readings in which they were frozen.
+        patience: One; ``readings`` already requires persistence.
     """
 
     brief: int = 5

@@ -36,13 +36,13 @@ class _Told(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class NotTraining(Check):
-    """Find trainable parameters that are not connected: to the loss, to an optimizer, or to the model.
+    """Report trainable parameters that are not connected to the loss, to an optimizer, or to the model.
 
-    Descriptions are read in several steps: a connection seen once is a connection. A gradient that is exactly 0 from
-    the first step on, while others are not, is none.
+    Connections are read in several steps; one that was seen once counts. A gradient that is exactly 0 from the first
+    step on, while others are not, does not count as a connection.
 
     Why it is bad:
-        The parameters stay at their random first values, and the rest of the model learns to work around them.
+        The parameters stay at their random initial values, and the rest of the model learns to work around them.
 
     Example:
         self.heads = [nn.Linear(64, 10) for _ in range(3)]
@@ -52,16 +52,17 @@ class NotTraining(Check):
 
     Not reported:
         Parameters without a gradient that no optimizer holds; modules that are called rarely, for the first ``rare``
-        steps; modules that are never called, where their like are called in turns or with different numbers of samples
-        (experts of a router), which STAGNATION tells as LOW; units that are shut (DEAD, SATURATION); a recurrent
-        cell called once or twice in a step. A target network or moving average: it changes without a gradient, or began
-        as a copy of what learns and is called while gradients are off. Layers frozen before the rest (a backbone).
+        steps; modules that are never called, if similar modules are called in turns or with different numbers of
+        samples (experts of a router), which STAGNATION reports as LOW; dead or saturated units (DEAD, SATURATION); a
+        recurrent cell called once or twice in a step. A target network or moving average: it changes without a
+        gradient, or started as a copy of a trained module and is called while gradients are off. Layers frozen before
+        the rest (a backbone).
 
     Attributes:
-        readings: Least number of steps looked at.
-        span: Least number of steps without a gradient.
-        rare: The same for one of several like modules, and for an optimizer that has not stepped yet.
-        patience: One; the readings are the patience.
+        readings: Minimum number of steps read.
+        span: Minimum number of steps without a gradient.
+        rare: The same for one of several similar modules, and for an optimizer that has not stepped yet.
+        patience: One; ``readings`` already requires persistence.
     """
 
     readings: int = 6
