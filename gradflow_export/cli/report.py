@@ -18,7 +18,7 @@ from gradflow_export.storage.reader import Run
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser("report", help="what happened in the runs below a folder")
+    parser = commands.add_parser("report", help="print a report of the runs in a folder")
     parser.add_argument("logdir", type=Path, help="a run's folder, or a folder of runs")
     parser.add_argument("--json", action="store_true", help="print everything as JSON, with NaN and Inf as strings")
     failing = (

@@ -19,8 +19,7 @@ KIND_TITLES: tuple[tuple[str, str, str], ...] = (
     (
         "optimizer",
         "One value per optimizer and step",
-        "Recorded if several optimizers train the model. Sites are class and number, `Adam.0`, in the order of "
-        "first steps.",
+        "Recorded for several optimizers. Sites are class and number, `Adam.0`, in the order of first steps.",
     ),
 )
 
