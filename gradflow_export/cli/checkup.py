@@ -65,8 +65,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         const="yes",
         choices=("yes", "all"),
         default=unset,
-        help="run the script again with one change at a time, and say which makes it learn; --try=all tries every "
-        f"change (default: where that takes less than {PATIENCE:.0f} s)",
+        help="run the script again with one change at a time to find what makes it learn; --try=all tries every "
+        f"change (default: if that takes less than {PATIENCE:.0f} s)",
     )
     add("--no-try", dest="tried", action="store_const", const="no", default=unset, help="watch only")
     add("--cpu-budget", default=unset, help="CPU time for the experiments: seconds, or 40x for the time of 40 runs")
