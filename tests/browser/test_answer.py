@@ -165,7 +165,7 @@ def test_verdict_map_and_table_tell_one_story(wide, open_panel):
     plot.hover(position={"x": box["width"] / 2, "y": box["height"] - 4})
     expect(page.locator(".tip .l")).to_have_text("blocks.0")
     expect(page.locator(".tip .v")).to_have_text("not read")
-    expect(page.locator("[data-part=losing-note]")).to_contain_text("at step 40; greatest change at blocks")
+    expect(page.locator("[data-part=losing-note]")).to_contain_text("at step 40; largest change at blocks")
 
 
 def test_the_headline_loss_is_that_of_the_report_at_any_width(wide, wide_logdir, open_panel, capsys):
