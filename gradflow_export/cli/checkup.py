@@ -198,9 +198,8 @@ def _status(report: Report) -> int:
         return 2
     if not outcome.steps and not outcome.issues:
         sys.stderr.write(
-            f"gradflow: {name} made no step of a torch.optim.Optimizer with a model that was called; there is "
-            "nothing to report. "
-            f"{_trains_elsewhere(outcome.elsewhere) or 'Give the arguments with which it trains.'}\n"
+            f"gradflow: {name} made no step of a torch.optim.Optimizer with a model that was called; nothing to "
+            f"report. {_trains_elsewhere(outcome.elsewhere) or 'Give the arguments with which it trains.'}\n"
         )
         return 2
     return report.code
@@ -211,9 +210,8 @@ def _trains_elsewhere(seconds: float) -> str:
     if seconds < ELSEWHERE:
         return ""
     return (
-        f"The processes that it started ran for {seconds:.0f} s; training in child processes cannot be watched: "
-        "call the training function in the script itself, such as main(0) instead of "
-        "torch.multiprocessing.spawn(main)."
+        f"The processes that it started ran for {seconds:.0f} s; training in child processes is not watched. Call "
+        "the training function in the script itself: main(0) instead of torch.multiprocessing.spawn(main)."
     )
 
 
@@ -257,9 +255,7 @@ def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namesp
     seconds = RUNS * survey.run_seconds(steps) * len(survey.trainings) / laboratory.plan.jobs
     seconds += (RUNS if laboratory.whole else 3) * survey.setup
     if not tried and seconds > PATIENCE and not _wanted(seconds):
-        report.notes.append(
-            f"nothing was tried: that would take about {seconds:.0f} s; pass --try to run the experiments."
-        )
+        report.notes.append(f"nothing was tried: it would take about {seconds:.0f} s; pass --try to run it.")
         return
     if not survey.ended:
         report.notes.append("the script was stopped before its end; models that it trains later were not examined.")

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Severity(enum.IntEnum):
-    """How much an issue matters; ordered, so that ``max`` finds the worst."""
+    """Severity of an issue; ordered, so that ``max`` returns the highest."""
 
     INFO = 0
     LOW = 1
@@ -21,7 +21,7 @@ class Severity(enum.IntEnum):
 
 
 class IssueType(str, enum.Enum):
-    """What is wrong. The value is the name that appears in reports, tags and alerts."""
+    """Type of an issue. The value is the name in reports, tags and alerts."""
 
     VANISHING = "VANISHING"
     EXPLODING = "EXPLODING"
@@ -137,23 +137,22 @@ _MEANINGS: Mapping[str, str] = MappingProxyType({
 
 @dataclass(frozen=True)
 class Issue:
-    """One thing that is wrong, where, since when, how badly, and what to do about it.
+    """A training problem: its type, severity, layer, first step, and fix.
 
     Attributes:
-        issue_type: What is wrong.
-        severity: How much it matters.
-        layer: The first site concerned, ``""`` for the whole model.
-        step: The first step at which the condition held.
-        value: The number that was judged, in the unit of the metric named in ``message``.
-        threshold: What it was judged against.
-        message: One sentence saying what was seen.
-        advice: What to do, concretely.
-        layers: Every site concerned, ``layer`` first.
-        healed_step: The step at which the condition was seen to have gone, ``None`` while it is open.
-        cause: What brought it about, in a few words, where that is known: of a NaN its origin, of which the other
-            layers that show it are consequences.
-        explained_by: ``key`` of the issue of the same run whose consequence this one is, ``None`` where there is none
-            or nobody looked; :func:`gradflow_export.records.causes.with_causes` looks.
+        issue_type: Type of the problem.
+        severity: How serious it is.
+        layer: Name of the first layer concerned, ``""`` for the whole model.
+        step: First step at which the condition held.
+        value: The value that was compared, in the unit of the metric named in ``message``.
+        threshold: The threshold it was compared with.
+        message: One sentence with the observation.
+        advice: The fix.
+        layers: Names of all layers concerned, ``layer`` first.
+        healed_step: Step at which the condition no longer held, ``None`` while the issue is open.
+        cause: The cause in a few words, if known. For a NaN it is the origin; other layers with NaN are consequences.
+        explained_by: ``key`` of the issue of the same run that explains this one. ``None`` if there is none or it was
+            not determined; :func:`gradflow_export.records.causes.with_causes` determines it.
     """
 
     issue_type: IssueType
@@ -211,7 +210,7 @@ def number_to_json(value: float | None) -> float | str | None:
 
 
 def number_from_json(value: float | str | None) -> float | None:
-    """Undo :func:`number_to_json`."""
+    """Return the number of a :func:`number_to_json` value."""
     return None if value is None else float(value)
 
 
@@ -234,7 +233,7 @@ def issue_to_json(issue: Issue) -> dict[str, Any]:
 
 
 def issue_from_json(data: Mapping[str, Any]) -> Issue:
-    """Undo :func:`issue_to_json`."""
+    """Return the issue of an :func:`issue_to_json` value."""
     explained = data.get("explained_by")
     return Issue(
         issue_type=IssueType(data["issue_type"]),

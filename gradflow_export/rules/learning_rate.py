@@ -28,19 +28,15 @@ _A_LIMIT = 0.05
 class LearningRate(Rule):
     """Report learning rates at which the loss cannot fall: too large, too small, raised, or decayed to nothing.
 
-    Too large: single updates change a large part of the weights, and afterwards the loss is no lower than at first.
+    Too large: single updates change a large part of the weights, and afterwards the loss is no lower than at first. Too
+    small: even along the gradient, reducing the loss by a tenth would take ``steps`` steps, where ``L / (||g||
+    ||update||)`` is the number of steps to zero loss along the tangent; or updates are below ``timid`` of the weights,
+    at a loss no better than a constant's, although consecutive gradients agree. In both cases the loss has not fallen,
+    or has hardly fallen where nearly all gradients agree, and the learning rate is not rising (warm-up).
 
-    Too small: even along the gradient, reducing the loss by a tenth would take ``steps`` steps; ``L / (||g||
-    ||update||)`` is the number of steps to zero loss along the tangent. Or updates are below ``timid`` of the weights,
-    at a loss no better than that of a constant prediction, although consecutive gradients agree. In both cases the loss
-    has not fallen, or has hardly fallen where nearly all gradients agree, and the learning rate is not rising
-    (warm-up).
-
-    Raised: the learning rate is three times any earlier one, and the loss is back at its initial value.
-
-    Decayed: the learning rate has been below a thousandth of its maximum for longer than it was above, while the
-    loss is still high; or for a third of that time, at more than half of the first loss, if the loss fell until the
-    rate did.
+    Raised: the learning rate is three times any earlier one, and the loss is back at its initial value. Decayed: the
+    rate has been below a thousandth of its maximum for longer than it was above, while the loss is still high; or for a
+    third of that time, at more than half of the first loss, if the loss fell until the rate did.
 
     Source: update-to-weight ratio, You et al. 2017, arXiv:1708.03888; steps along the tangent, Polyak 1987,
     Introduction to Optimization, section 5.3.
@@ -52,8 +48,8 @@ class LearningRate(Rule):
         steps: Minimum number of steps needed for a tenth less loss.
         timid: Update-to-weight ratio below which updates are too small if consecutive gradients agree.
         agree: Minimum typical cosine of consecutive gradients that counts as agreement.
-        straight: Cosine from which on the loss may have fallen a little, to ``hardly`` of its first value, and updates
-            may be twice as large as ``timid``.
+        straight: Cosine from which on the loss may fall to ``hardly`` of its first value, and updates reach twice
+            ``timid``.
         hardly: See ``straight``.
         settle: Number of steps before such small updates are judged.
         jump: Highest earlier learning rate, as a fraction of one that counts as raised.
