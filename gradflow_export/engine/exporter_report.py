@@ -131,7 +131,7 @@ class Reports(Recording):
         text: str = self._worker.read_summary(lambda summary: summary.as_text(str(self.logdir)))
         seen = self._worker.read_summary(lambda summary: summary.loss is not None or "loss" in summary.headline)
         if self._loop is not None and not seen:
-            text += "\n  note   no loss was seen: pass the criterion to watch(), or call observe(loss=loss)"
+            text += "\n  note   no loss was recorded: pass the criterion to watch(), or call observe(loss=loss)"
         skipped = 0 if self._loop is None else self._loop.pace.skipped["budget"]
         if skipped:
             text += f"\n  note   {skipped} steps were left out to keep to the budget; budget=None records every step"

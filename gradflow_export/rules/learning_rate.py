@@ -38,8 +38,8 @@ class LearningRate(Rule):
     rate has been below a thousandth of its maximum for longer than it was above, while the loss is still high; or for a
     third of that time, at more than half of the first loss, if the loss fell until the rate did.
 
-    Source: update-to-weight ratio, You et al. 2017, arXiv:1708.03888; steps along the tangent, Polyak 1987,
-    Introduction to Optimization, section 5.3.
+    Source: update size, You et al. 2017, arXiv:1708.03888; tangent, Polyak 1987, Introduction to Optimization, section
+    5.3.
 
     Attributes:
         replaced: Minimum update-to-weight ratio of an update that is too large.
