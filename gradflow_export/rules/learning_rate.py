@@ -29,17 +29,16 @@ class LearningRate(Rule):
     """Report learning rates at which the loss cannot fall: too large, too small, raised, or decayed to nothing.
 
     Too large: single updates change a large part of the weights, and afterwards the loss is no lower than at first. Too
-    small: even along the gradient, reducing the loss by a tenth would take ``steps`` steps, where ``L / (||g||
-    ||update||)`` is the number of steps to zero loss along the tangent; or updates are below ``timid`` of the weights,
-    at a loss no better than a constant's, although consecutive gradients agree. In both cases the loss has not fallen,
-    or has hardly fallen where nearly all gradients agree, and the learning rate is not rising (warm-up).
+    small: even along the gradient, a tenth less loss would take ``steps`` steps, where ``L / (||g|| ||update||)`` is
+    the number of steps to zero loss along the tangent; or updates are below ``timid`` of the weights, at a loss no
+    better than a constant's, although consecutive gradients agree. In both cases the loss has not fallen, or hardly if
+    nearly all gradients agree, and the learning rate is not rising (warm-up).
 
     Raised: the learning rate is three times any earlier one, and the loss is back at its initial value. Decayed: the
-    rate has been below a thousandth of its maximum for longer than it was above, while the loss is still high; or for a
-    third of that time, at more than half of the first loss, if the loss fell until the rate did.
+    rate has been below a thousandth of its maximum for longer than above, while the loss is still high; or for a third
+    of that time, at more than half of the first loss, if the loss fell until the rate did.
 
-    Source: update size, You et al. 2017, arXiv:1708.03888; tangent, Polyak 1987, Introduction to Optimization, section
-    5.3.
+    Source: update size, You et al. 2017, arXiv:1708.03888; tangent, Polyak 1987, Introduction to Optimization, 5.3.
 
     Attributes:
         replaced: Minimum update-to-weight ratio of an update that is too large.
