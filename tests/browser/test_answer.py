@@ -402,7 +402,7 @@ def test_gradient_left_shows_every_run_that_is_compared(wide, open_panel):
     page, _ = open_panel(wide, at("fading", other="trained"))
     card = page.locator("[data-part=losing]")
     keys = page.locator("[data-part=losing-note] .runkey")
-    expect(keys).to_have_text([re.compile("^fading: at step 40; greatest"), re.compile("^trained: at step 6; ")])
+    expect(keys).to_have_text([re.compile("^fading: at step 40; largest"), re.compile("^trained: at step 6; ")])
     lines = card.locator("svg g > path")
     expect(lines).to_have_count(2)
     assert len(set(lines.evaluate_all("list => list.map(e => getComputedStyle(e).stroke)"))) == 2
