@@ -15,12 +15,12 @@ from gradflow_export.autograd_graph.layer_graph import Straight
 from gradflow_export.checks.layers.redundant import Pair
 from gradflow_export.checks.leaked_columns import copies
 from gradflow_export.metrics.answers import meant
-from gradflow_export.metrics.constants import PICKED, Kind, constant_loss, losses, sense
+from gradflow_export.metrics.constants import PICKED, Kind, attained, constant_loss, losses, sense
 from gradflow_export.metrics.dependence import (
     MOST_ROWS,
     any_dependence,
     dependence_on_tokens,
-    explained,
+    left_out,
     linear_dependence,
     unbent,
 )
@@ -39,6 +39,8 @@ POOL = 1024
 """Rows of targets and inputs that are remembered."""
 LEVEL = 0.8
 """The tests of dependence are made only while the loss is above this share of the best constant's."""
+LEARNED = 0.3
+"""Share of the best constant's loss below which nobody asks how much more could be learned."""
 TESTED_EVERY = 3
 """Readings between two tests."""
 SMALL = 1e-6
@@ -299,8 +301,8 @@ class Remembered:
                 out["target.reach"] = float(np.sqrt(np.square(predictions).mean())) / size
         # Few readings are judged: the test takes some milliseconds, which is much beside all the rest.
         due = found.inputs and self._readings % TESTED_EVERY == 0
-        if due and constant > 0 and (mean > LEVEL * constant or not found.bends):
-            out.update(self._dependence(found))
+        if due and constant > 0 and (mean > LEARNED * constant or not found.bends):
+            out.update(self._dependence(found, constant, tested=mean > LEVEL * constant or not found.bends))
         return out
 
     def _copies(self, found: Found) -> dict[str, float]:
@@ -312,7 +314,7 @@ class Remembered:
         column, rows = copies(x, y, steps, numbers=found.kind not in PICKED)
         return {"target.column": float(column * found.every if column >= 0 else -1), "target.compared": float(rows)}
 
-    def _dependence(self, found: Found) -> dict[str, float]:
+    def _dependence(self, found: Found, constant: float, *, tested: bool) -> dict[str, float]:
         rows = [pair for x, targets in self._rows for pair in zip(x, targets, strict=True)]
         known: dict[int, int] = {}
         for index, (row, _) in enumerate(rows):
@@ -327,12 +329,16 @@ class Remembered:
         if found.kind in PICKED:
             every_y = (every_y == distinct(every_y)[None, :64]).astype(np.float64)
             y = every_y[:MOST_ROWS]
-        if found.tokens:
-            z = dependence_on_tokens(x, y, BUCKETS)
-        else:
-            z = float(np.fmax(any_dependence(x, y), linear_dependence(every_x, every_y)))
-        out = {"target.dependence": z, "target.tested": float(len(x))}
-        out["target.explained"] = math.nan if found.tokens or self._readings <= 9 else explained(x, y)
+        out: dict[str, float] = {}
+        if tested and found.tokens:
+            out["target.dependence"] = dependence_on_tokens(x, y, BUCKETS)
+        elif tested:
+            out["target.dependence"] = float(np.fmax(any_dependence(x, y), linear_dependence(every_x, every_y)))
+        if tested:
+            out["target.tested"] = float(len(x))
+        fit = None if found.tokens or self._readings <= 9 else left_out(x, y)
+        if fit is not None and found.kind is not None:
+            out["target.attained"] = attained(found.kind, fit, y) / constant
         if not (found.bends or found.tokens):
             out["loss.unbent"] = unbent(x, y)
         return out

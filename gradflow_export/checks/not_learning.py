@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
@@ -47,9 +49,10 @@ class NotLearning(Check):
     known to depend on the inputs, and its predictions do not go with them: the reconstruction of a VAE whose KL drowns
     it. Those of players of a game, in which a batch has one kind of target, and of policies tell nothing by their size.
 
-    Where a fit in closed form on some of the samples, each left out of its own fit, explains ``open`` and more of what
-    their targets vary by, the model must have learned more than ``hardly`` of that, or have come nearer to it by as
-    much; a loss below ``wild`` that falls is left alone.
+    Where a fit in closed form on some of the samples, each left out of its own fit, takes ``open`` and more off the best
+    constant's loss, the model must have learned ``half`` of that, or be on its way: a loss that falls would get there
+    within ``soon`` times the steps so far. Below ``hardly`` the odds are high; above it, or while the rate rises, it is
+    a remark.
 
     Whatever the loss: a model whose answers are one and the same for all samples of a batch, to the last digits, though
     what enters differs, in ``readings`` readings on end, does not use its inputs, or has averaged the samples away.
@@ -77,8 +80,10 @@ class NotLearning(Check):
         wild: A share of the best constant's loss that chance alone does not explain.
         patient: Steps in which targets without a trace of dependence on the inputs are left to BAD_TARGETS.
         sure: Least z-score that counts as dependence.
-        open: Least share of the variance that a fit in closed form explains where targets can be learned.
+        open: Least share of the best constant's loss that a fit in closed form takes off where targets can be learned.
+        half: Share of that which a model has to have learned.
         hardly: Share of that which counts as nearly nothing.
+        soon: Steps that are still to come, at most, as a multiple of those so far.
         readings: How many readings are looked at.
         heal: Many; what chance lets fall for a few readings is not learned.
     """
@@ -90,7 +95,9 @@ class NotLearning(Check):
     patient: int = 200
     sure: float = 3.0
     open: float = 0.3
-    hardly: float = 0.25
+    half: float = 0.6
+    hardly: float = 0.4
+    soon: float = 3.0
     readings: int = 5
     heal: int = 15
 
@@ -100,12 +107,13 @@ class NotLearning(Check):
     evidence: ClassVar[tuple[str, ...]] = ("loss.over_constant", "answer.alike")
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
+        "learning_rate",
         "answer.alike",
         "loss.over_constant",
         "loss.sense",
         "target.uniform_share",
         "target.dependence",
-        "target.explained",
+        "target.attained",
     )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -129,9 +137,9 @@ class NotLearning(Check):
             )
         sites = layers_of(record, "loss.over_constant") if record.step >= self.settle else ()
         for site in sites:
-            fit, share = self._fit(record, history, site)
-            if fit >= self.open:
-                return (self._left(record, fit, share),)
+            left = self._left(record, history, site)
+            if left:
+                return left
         known = all(seen(record, "loss.known", site) for site in sites)
         stuck = {site: no_better(history, site, self.level, self.readings) for site in sites}
         shares = {s: v for s, v in stuck.items() if v is not None and not self._excused(history, s)}
@@ -173,34 +181,39 @@ class NotLearning(Check):
         learns = any(self._excused(history, site) for site in history.at_sites("loss.over_constant").sites)
         return issue.layer == "" and not learns and none_better(history, self.level, self.readings) is not None
 
-    def _fit(self, record: StepRecord, history: History, site: str) -> tuple[float, float]:
-        """Return what a fit in closed form explains of targets of which the model has learned nearly nothing.
-
-        Returns:
-            Share of the variance, and the loss against the best constant's; zeros where the model learns.
-        """
-        fits, shares = past(history, "target.explained", site), past(history, "loss.over_constant", site)
-        if len(fits) < 2 or len(shares) < self.readings or self._plays(history, site):
-            return 0.0, 0.0
-        fit, share, first = median(fits[-2:]), median(shares[-self.readings :]), max(float(shares[0]), 1.0)
-        slow = 1.0 - share < self.hardly * fit and first - share < self.hardly * (first - 1.0 + fit)
+    def _left(self, record: StepRecord, history: History, site: str) -> tuple[Finding, ...]:
+        """Say where a fit in closed form has learned most of what the model has not, nor soon will at this pace."""
+        fits, shares = past(history, "target.attained", site)[-2:], past(history, "loss.over_constant", site)
         late = record.step >= (self.settle if seen(record, "loss.known", site) else self.patient)
-        return (fit, share) if slow and late and (share > self.wild or not still_falls(history)) else (0.0, 0.0)
-
-    def _left(self, record: StepRecord, fit: float, share: float) -> Finding:
-        return Finding(
-            IssueType.NOT_LEARNING,
-            Severity.MEDIUM,
-            ("",),
-            share,
-            1.0 - self.hardly * fit,
-            f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant answer, while "
-            f"a fit in closed form explains {number(100 * fit)} % of what its targets vary by: they can be learned.",
-            _LEFT,
-            cause=_OPEN,
-            origin=_OPEN,
-            urgent=True,  # what it was judged by are many readings already
-            follows_from=_OTHERS,
+        if not late or len(fits) < 2 or len(shares) < 2 * self.readings or self._plays(history, site):
+            return ()
+        fit, share = 1.0 - median(fits), median(shares[-self.readings :])
+        if fit < self.open or 1.0 - share >= self.half * fit:
+            return ()
+        # Half of the readings against the other: what falls from far above is on its way.
+        at = history.at_sites("loss.over_constant").steps[-len(shares) :]
+        middle = len(shares) // 2
+        gained, steps = median(shares[:middle]) - median(shares[middle:]), float(np.ptp(at)) / 2.0
+        slow = gained * self.soon * record.step < (share - 1.0 + fit) * steps
+        if not slow and (share <= self.wild or gained > 0) and still_falls(history):
+            return ()
+        rates = history.run("learning_rate").values[-30:]
+        rises = len(rates) > 0 and rates[-1] > 1.05 * rates[0]
+        return (
+            Finding(
+                IssueType.NOT_LEARNING,
+                Severity.LOW if rises or 1.0 - share >= self.hardly * fit else Severity.MEDIUM,
+                ("",),
+                share,
+                1.0 - self.half * fit,
+                f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant answer, "
+                f"while a fit in closed form comes to {number(100 - 100 * fit)} %: what it shows can be learned is not.",
+                _LEFT,
+                cause=_OPEN,
+                origin=_OPEN,
+                urgent=True,  # what it was judged by are many readings already
+                follows_from=_OTHERS,
+            ),
         )
 
     def _plays(self, history: History, site: str) -> bool:
