@@ -30,6 +30,7 @@ from gradflow_export.records.loss_mistakes import (
     OUT_OF_REACH,
     TARGETS_NO_SHARE,
     UNSIGNED,
+    WEIGHTS_FAR,
     WEIGHTS_TURNED,
 )
 from gradflow_export.records.statistics import distinct, median
@@ -48,6 +49,8 @@ WEIGHED = 256
 """Fewest labels whose frequency is laid beside the weights of their classes."""
 LABELS = 32
 """Fewest labels of a margin loss that are judged."""
+FAR = 20.0
+"""Weight of a class that is not frequent beside all others together, at which it alone counts."""
 PER_CLASS = 12
 """Least number of samples of a typical class with which a dependence shows."""
 SLIVER = 1e-3
@@ -246,6 +249,10 @@ class Remembered:
         here = (self._often >= 4) & (weights > 0)
         if self._often.sum() < WEIGHED or here.sum() < 2:
             return {}
+        heavy = self._often * weights
+        first = int(heavy.argmax())
+        if heavy[first] >= FAR * (heavy.sum() - heavy[first]) and 2 * self._often[first] < self._often.sum():
+            return {f"mistake.{WEIGHTS_FAR}": {site: float(heavy[first] / (heavy.sum() - heavy[first]))}}
         often, weigh = np.log(self._often[here]), np.log(weights[here])
         often, weigh = often - often.mean(), weigh - weigh.mean()
         slope = float(often @ weigh / (often @ often)) if np.ptp(often) > math.log(3.0) else 0.0

@@ -184,8 +184,7 @@ class NotLearning(Check):
     def _left(self, record: StepRecord, history: History, site: str) -> tuple[Finding, ...]:
         """Say where a fit in closed form has learned most of what the model has not, nor soon will at this pace."""
         fits, shares = past(history, "target.attained", site)[-2:], past(history, "loss.over_constant", site)
-        late = record.step >= (self.settle if seen(record, "loss.known", site) else self.patient)
-        if not late or len(fits) < 2 or len(shares) < 2 * self.readings or self._plays(history, site):
+        if len(fits) < 2 or len(shares) < 2 * self.readings or self._plays(history, site):
             return ()
         fit, share = 1.0 - median(fits), median(shares[-self.readings :])
         if fit < self.open or 1.0 - share >= self.half * fit:

@@ -238,6 +238,12 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice="turn them round: nn.CrossEntropyLoss(weight=counts.sum() / counts), or "
             "nn.BCEWithLogitsLoss(pos_weight=negatives / positives).",
         ),
+        known.WEIGHTS_FAR: _Told(
+            message="The weights of the loss make a rare class {0} times as heavy as all others together: whatever the "
+            "sample, it is the answer that costs least.",
+            advice="balance the classes, and no more: nn.CrossEntropyLoss(weight=counts.sum() / counts), or "
+            "nn.BCEWithLogitsLoss(pos_weight=negatives / positives).",
+        ),
         known.DRAWN_TOGETHER: _Told(
             message="The loss does nothing but draw two predictions together, and trains both: it is least where every "
             "sample gets the same answer.",
@@ -269,6 +275,7 @@ _LESSER = frozenset(
         known.OWN_POSITIVES,
         known.RELU_BEFORE_CE,
         known.WEIGHTS_TURNED,
+        known.WEIGHTS_FAR,
     )
 )
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import fall, fell, none_better
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import margin, margins, site_margins
@@ -273,6 +273,65 @@ class LearningRate(Rule):
         )
         found = _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
         yield replace(found, urgent=True)  # what it was judged by are many losses already
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnevenSteps(Rule):
+    """Find layers that stay as they were drawn, though they are trained, while others move a thousand times as fast.
+
+    A group with a learning rate of its own that is far too low leaves random features below a head that learns. Were all
+    steps in one direction, such a layer would have moved by less than ``rest`` of its size so far.
+
+    Attributes:
+        rest: Greatest share of its size by which a layer that rests has moved.
+        apart: Least ratio of the steps of others to its own.
+        settle: Steps before it is judged.
+        part: Least share of the parameters that rest: some have no gradient by invariance.
+    """
+
+    rest: float = 3e-3
+    apart: float = 1e3
+    settle: int = 60
+    part: float = 0.4
+    patience: int = 2
+
+    name: ClassVar[str] = "uneven-steps"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.update_ratio",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate", "parameter.update_ratio")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the greatest of the last steps of each layer."""
+        ratios = history.at_sites("parameter.update_ratio")
+        if record.step < self.settle or len(ratios.sites) < 2 or len(ratios.steps) < 5 or _warms_up(history):
+            return ()
+        most = np.where(ratios.present, ratios.values, 0.0).max(axis=0)
+        still = (most > 0) & (most * record.step < self.rest) & (most * self.apart < most.max())
+        if still.mean() < self.part:
+            return ()
+        layers = tuple(ratios.sites[index] for index in np.flatnonzero(still))
+        worst = float(most[still].max())
+        message = (
+            f"a step changes {some(layers)} by {number(100 * worst)} % of their size at most, and other layers by "
+            f"{number(100 * float(most.max()))} %: after {record.step} steps they are as they were drawn."
+        )
+        advice = (
+            "give them the learning rate of the others: look at the groups, optimizer.param_groups; or freeze them, "
+            "requires_grad_(False), if that is meant."
+        )
+        return (
+            Finding(
+                IssueType.LEARNING_RATE,
+                Severity.MEDIUM,
+                layers,
+                worst,
+                self.rest / record.step,
+                message,
+                advice,
+                cause="uneven",
+                origin="too small",
+                follows_from=(*_FLAT, IssueType.BAD_INIT, IssueType.NOT_TRAINING, IssueType.STAGNATION),
+            ),
+        )
 
 
 def _warms_up(history: History) -> bool:
