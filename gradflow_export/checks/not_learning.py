@@ -49,10 +49,10 @@ class NotLearning(Check):
     known to depend on the inputs, and its predictions do not go with them: the reconstruction of a VAE whose KL drowns
     it. Those of players of a game, in which a batch has one kind of target, and of policies tell nothing by their size.
 
-    Where a fit in closed form on some of the samples, each left out of its own fit, takes ``open`` and more off the best
-    constant's loss, the model must have learned ``half`` of that, or be on its way: a loss that falls would get there
-    within ``soon`` times the steps so far. Below ``hardly`` the odds are high; above it, or while the rate rises, it is
-    a remark.
+    Where a fit in closed form on some of the samples, each left out of its own fit, takes ``open`` and more off the
+    best constant's loss, the model must have learned ``half`` of that, or be on its way: a loss that falls would get
+    there within ``soon`` times the steps so far. Below ``hardly`` the odds are high; above it, or while the rate rises,
+    it is a remark.
 
     Whatever the loss: a model whose answers are one and the same for all samples of a batch, to the last digits, though
     what enters differs, in ``readings`` readings on end, does not use its inputs, or has averaged the samples away.
@@ -206,7 +206,7 @@ class NotLearning(Check):
                 share,
                 1.0 - self.half * fit,
                 f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant answer, "
-                f"while a fit in closed form comes to {number(100 - 100 * fit)} %: what it shows can be learned is not.",
+                f"while a fit in closed form comes to {number(100 - 100 * fit)} %: most of what can be learned is not.",
                 _LEFT,
                 cause=_OPEN,
                 origin=_OPEN,

@@ -115,7 +115,7 @@ def left_out(x: Floats, y: Floats) -> Floats | None:
         left = float(np.square(residuals).sum())
         if left < least:
             best, least = y - residuals, left
-    return best + mean
+    return np.asarray(best + mean)
 
 
 def linear_dependence(x: Floats, y: Floats) -> float:

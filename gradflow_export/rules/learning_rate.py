@@ -279,8 +279,8 @@ class LearningRate(Rule):
 class UnevenSteps(Rule):
     """Find layers that stay as they were drawn, though they are trained, while others move a thousand times as fast.
 
-    A group with a learning rate of its own that is far too low leaves random features below a head that learns. Were all
-    steps in one direction, such a layer would have moved by less than ``rest`` of its size so far.
+    A group whose own learning rate is far too low leaves random features below a head that learns. Were all steps in
+    one direction, such a layer would have moved by less than ``rest`` of its size so far.
 
     Attributes:
         rest: Greatest share of its size by which a layer that rests has moved.
@@ -314,10 +314,7 @@ class UnevenSteps(Rule):
             f"a step changes {some(layers)} by {number(100 * worst)} % of their size at most, and other layers by "
             f"{number(100 * float(most.max()))} %: after {record.step} steps they are as they were drawn."
         )
-        advice = (
-            "give them the learning rate of the others: look at the groups, optimizer.param_groups; or freeze them, "
-            "requires_grad_(False), if that is meant."
-        )
+        advice = "look at optimizer.param_groups, and give them the rate of the others; if meant, freeze them."
         return (
             Finding(
                 IssueType.LEARNING_RATE,

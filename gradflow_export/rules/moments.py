@@ -116,10 +116,10 @@ class OutdatedSecondMoment(Rule):
 class LongMomentum(Rule):
     """Find momentum that outlasts what it is divided by, or that carries steps on for hundreds of steps.
 
-    Adam divides the mean of the gradients by the root of their mean square. Where the mean reaches back farther than the
-    square, ``beta1^2 >= beta2^(1/2)``, it divides old gradients by the size of new ones: the condition of its proof of
-    convergence is not met, as where the two were swapped. Momentum of 1 - 1 / n makes a step n times as large and turns
-    back after some n steps alone.
+    Adam divides the mean of the gradients by the root of their mean square. Where the mean reaches back farther than
+    the square, ``beta1^2 >= beta2^(1/2)``, it divides old gradients by the size of new ones: the condition of its proof
+    of convergence is not met, as where the two were swapped. Momentum of 1 - 1 / n makes a step n times as large and
+    turns back after some n steps alone.
 
     Source: Kingma and Ba 2015, arXiv:1412.6980, theorem 4.1.
 
