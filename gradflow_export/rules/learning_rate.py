@@ -304,7 +304,8 @@ class UnevenSteps(Rule):
         ratios = history.at_sites("parameter.update_ratio")
         if record.step < self.settle or len(ratios.sites) < 2 or len(ratios.steps) < 5 or _warms_up(history):
             return ()
-        most = np.where(ratios.present, ratios.values, 0.0).max(axis=0)
+        finite = ratios.present & np.isfinite(ratios.values)
+        most = np.where(finite, ratios.values, 0.0).astype(np.float64).max(axis=0)
         still = (most > 0) & (most * record.step < self.rest) & (most * self.apart < most.max())
         if still.mean() < self.part:
             return ()

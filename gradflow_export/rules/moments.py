@@ -138,10 +138,11 @@ class LongMomentum(Rule):
         """Judge the settings of this record."""
         reading = reading_of(record, "parameter.momentum_steps")
         squares = reading_of(record, "parameter.square_steps").as_dict()
-        first = 1.0 - 1.0 / np.asarray(reading.values, dtype=np.float64)
-        second = 1.0 - 1.0 / np.array([squares.get(site) or np.inf for site in reading.sites])
-        swapped = first**2 >= np.sqrt(second)
-        ill = only(reading, swapped | (reading.values >= self.steps * (1.0 - 1e-6)))
+        known = reading.present & np.isfinite(reading.values) & (reading.values >= 1.0)
+        first = 1.0 - 1.0 / np.where(known, reading.values, 1.0).astype(np.float64)
+        second = np.array([max(squares.get(site) or 1.0, 1.0) for site in reading.sites])
+        swapped = known & (second > 1.0) & (first**2 >= np.sqrt(1.0 - 1.0 / np.where(second > 1.0, second, 2.0)))
+        ill = only(reading, swapped | (known & (first >= 1.0 - 1.001 / self.steps)))
         if not ill.sites or solved(history):
             return ()
         worst = float(ill.values.max())
@@ -151,5 +152,5 @@ class LongMomentum(Rule):
             + ": steps follow gradients that are long past."
         )
         advice = "use betas=(0.9, 0.999) with Adam, and momentum=0.9 with SGD."
-        kind = IssueType.OPTIMIZER_STATE if any(squares.values()) else IssueType.LEARNING_RATE
+        kind = IssueType.OPTIMIZER_STATE if (second > 1.0).any() else IssueType.LEARNING_RATE
         return (Finding(kind, Severity.MEDIUM, ("",), worst, self.steps, message, advice, cause="momentum"),)
