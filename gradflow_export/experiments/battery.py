@@ -157,7 +157,7 @@ class Battery:
             *([((WATCH,), 0)] if self._suspects else []),
         ]
         found: dict[tuple[tuple[str, ...], int], Result] = {}
-        self._tell(f"{len(asked)} runs as it is, with other seeds, and with inputs that mean nothing")
+        self._tell(f"{len(asked)} runs as it is, with other seeds, and with placebo inputs")
         for request, result in self._runs(asked):
             found[request.names, request.seed] = result
         look, still = found.get(((LOOK,), 0)), found.get((STILL, 0))
@@ -390,4 +390,4 @@ def _possible(known: set[str]) -> Iterator[list[str]]:
 
 
 def _number(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "no number"
+    return f"{value:.3g}" if math.isfinite(value) else "NaN or Inf"

@@ -17,7 +17,7 @@ PICKED: frozenset[Kind] = frozenset(("classes", "margin"))
 LEAST_SHARE = 0.02
 """Least probability that a fit by least squares is taken to mean."""
 MOST_FALLS = 8
-"""Places at which the scores of the best constant answer to a margin loss may fall."""
+"""Places at which the scores of the best constant prediction to a margin loss may fall."""
 
 
 def constant_loss(kind: Kind, targets: Floats) -> float:
