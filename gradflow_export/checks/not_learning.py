@@ -195,10 +195,14 @@ class NotLearning(Check):
         fit, share = 1.0 - median(fits), median(shares[-self.readings :])
         if fit < self.open or 1.0 - share >= self.half * fit:
             return ()
-        # One half of the readings against the other: a loss that falls from far above is on its way.
-        at = history.at_sites("loss.over_constant").steps[-len(shares) :]
-        middle = len(shares) // 2
-        gained, steps = median(shares[:middle]) - median(shares[middle:]), float(np.ptp(at)) / 2.0
+        # The losses of the later two thirds, of which there are many, or the readings of one term of several.
+        series = history.at_sites("loss.over_constant")
+        past_losses = history.run("loss").whole()[1]
+        past_losses, steps = past_losses[len(past_losses) // 3 :], record.step / 3.0
+        if len(series.sites) > 1 or past_losses.min(initial=np.inf) <= 0:
+            past_losses, steps = shares, float(np.ptp(series.steps[-len(shares) :])) / 2.0
+        early, now = median(past_losses[: len(past_losses) // 2]), median(past_losses[len(past_losses) // 2 :])
+        gained = share * (early / now - 1.0)
         slow = gained * self.soon * record.step < (share - 1.0 + fit) * steps
         if not slow and (share <= self.wild or gained > 0) and still_falls(history):
             return ()
