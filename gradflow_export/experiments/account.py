@@ -47,6 +47,9 @@ def effect(trial: Trial, verdict: Verdict) -> str:
     seeds = f"in {len(trial.effects)} of {SEEDS} seeds" + (
         "" if verdict.seeds > 1 else ", which do not change this script"
     )
+    if trial.blind:
+        share, plain = trial.effects[0] / trial.blind[0], verdict.baseline.against_placebo
+        return f"{name}: the {what} is {share:.2f} of that with meaningless inputs instead of {plain:.2f}, {seeds}"
     return f"{name}: the {what} reaches {after} instead of {before} after {steps}, {seeds}"
 
 

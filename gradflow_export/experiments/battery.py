@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gradflow_export.experiments.decision import LEARNED, Baseline, Trial, best, moves
+from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, Baseline, Trial, best, moves
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import Yardstick, failure, yardstick
 from gradflow_export.experiments.mending.treatment import EXACT, MENDING, PLACEBO, TUNING, Treatment
@@ -226,17 +226,21 @@ class Battery:
         if not verdict.cures or not all(map(max, tuned, hasten)) or not (later := _later(verdict)):
             return False
         assert verdict.baseline is not None
-        done = [result.effect for _, result in self._laboratory.run(deque([Request((), 0, later)]))]
-        if not done or done[0] >= LEARNED * verdict.baseline.first[0]:
+        asked = deque(Request(names, 0, later) for names in ((), (self._placebo,)) if "" not in names)
+        done = {request.names: result.effect for request, result in self._laboratory.run(asked)}
+        blind = done.get((self._placebo,), math.inf)
+        if () not in done or done[()] >= min(LEARNED * verdict.baseline.first[0], FROM_INPUTS * blind):
             return False
         verdict.baseline = replace(verdict.baseline, moves=f"it begins to learn within {later} steps")
         verdict.faster, verdict.cures = verdict.cures[:1], []
         return True
 
     def _mending(self) -> list[Treatment]:
-        """Return the treatments that are the fix of what structure proves."""
+        """Return the treatments that are the fix of what structure proves, or only concern a blind script."""
         proved = [each for each in self.verdict.found if each[0] in self.verdict.accused]
-        return [each for kind in (EXACT, MENDING) for each in of_kind(kind, self.verdict.facts) if each.meant(proved)]
+        blind = bool(self._placebo) and not self.verdict.refused
+        possible = [each for kind in (EXACT, MENDING) for each in of_kind(kind, self.verdict.facts)]
+        return [each for each in possible if each.meant(proved) or (blind and each.redefines)]
 
     def _licensed(self, names: Sequence[str]) -> bool:
         """Return whether a rescue by these treatments is believed: no program is tuned that learns.
@@ -245,9 +249,6 @@ class Battery:
         symptoms accuse what it mends. One that learns slowly may have a cause that an exact treatment removes.
         """
         baseline, treatments = self.verdict.baseline, [find(name) for name in names]
-        if baseline is not None and baseline.blind and IssueType.BAD_TARGETS in self._suspects:
-            # Where targets tell nothing, a loss that falls faster is no cure.
-            return any(IssueType.BAD_TARGETS in each.fixes for each in treatments)
         if baseline is None or baseline.ill or any(each.mistake for each in treatments):
             return True
         near = self._near(names)
@@ -271,41 +272,71 @@ class Battery:
         verdict = self.verdict
         baseline = verdict.baseline
         assert baseline is not None
-        effects: dict[tuple[str, ...], dict[int, float]] = {}
-        gone: dict[tuple[str, ...], dict[int, bool]] = {}
-        left: dict[tuple[str, ...], set[str]] = {}
+        placebo = self._placebo
+        tried: dict[tuple[str, ...], Trial] = {}
         for request, result in self._runs([((*names, WATCH) if self._fixed(names) else names, 0) for names in wanted]):
-            names, failed = tuple(name for name in request.names if name != WATCH), result.error
-            effects.setdefault(names, {})[request.seed] = math.inf if failed else self._rule.effect(result)
+            names, failed = tuple(name for name in request.names if name not in {WATCH, placebo}), result.error
+            seed, effect = request.seed, math.inf if failed else self._rule.effect(result)
+            treatments = [find(name) for name in names]
+            trial = tried.get(names) or Trial(
+                names,
+                {},
+                mistake=all(each.mistake for each in treatments),
+                redefines=any(each.redefines for each in treatments),
+            )
+            if placebo in request.names:
+                trial = replace(trial, blind={**trial.blind, seed: math.nan if failed else effect})
+            else:
+                why = failed.strip().rpartition("\n")[2]
+                trial = replace(trial, effects={**trial.effects, seed: effect}, acted=result.acted, error=why)
             if "found" in result.facts:
-                gone.setdefault(names, {})[request.seed] = not accused(result.facts["found"]) & self._fixed(names)
-                left.setdefault(names, set()).update(kind for kind, _ in result.facts["found"])
-            why = failed.strip().rpartition("\n")[2]
-            mistake = all(find(name).mistake for name in names)
-            trial = Trial(names, effects[names], result.acted, why, gone.get(names, {}), mistake, left.get(names))
+                gone = not accused(result.facts["found"]) & self._fixed(names)
+                left = {*(trial.left or ()), *(kind for kind, _ in result.facts["found"])}
+                trial = replace(trial, gone={**trial.gone, seed: gone}, left=left)
+            tried[names] = trial
             verdict.trials = [each for each in verdict.trials if each.names != names] + [trial]
-            if request.seed == 0:
-                verdict.curves[" + ".join(names)] = result.losses
-                if trial.promises(None if verdict.refused else baseline):
-                    # The last one shows what else is gone with it.
-                    watched = [*[request.names] * (SEEDS - 2), (*names, WATCH)]
-                    self._queue.extend(Request(each, seed, verdict.steps) for seed, each in enumerate(watched, 1))
-            if trial.acted:
-                done, plain = effects[names][request.seed], baseline.effect[request.seed]
-                self._tell(f"{' + '.join(names)}: {_number(done)} instead of {_number(plain)}")
+            if not seed:
+                self._confirm(request, trial)
+            if placebo in request.names:
+                self._tell(f"{' + '.join(names)}: {_number(effect)} with inputs that mean nothing")
+            elif trial.acted:
+                verdict.curves.update({} if seed else {" + ".join(names): result.losses})
+                self._tell(f"{' + '.join(names)}: {_number(effect)} instead of {_number(baseline.effect[seed])}")
             if verdict.helps(trial):
                 self._tell(f"{' + '.join(names)}: confirmed in {SEEDS} of {SEEDS} seeds")
         rescued = [
             trial
-            for trial in verdict.trials
-            if trial.names in effects
-            and (verdict.relieves(trial) or (verdict.rescues(trial) and self._licensed(trial.names)))
+            for trial in tried.values()
+            if verdict.relieves(trial) or (verdict.rescues(trial) and self._licensed(trial.names))
         ]
         if rescued and not verdict.cures:
             # A cure that a symptom names goes before one that is exact, and that before one which is not.
             ranks = {trial.names: self._rank(trial.names) for trial in rescued}
             nearest = [trial for trial in rescued if ranks[trial.names] == min(ranks.values())]
             verdict.cures = nearest[:1] if verdict.refused else best(nearest)
+
+    def _confirm(self, request: Request, trial: Trial) -> None:
+        """Ask for two more seeds where the first one promises something; of a blind script for placebos before that.
+
+        A loss that falls further and is as low with inputs that mean nothing is no cure of one that did so.
+        """
+        verdict, placebo = self.verdict, self._placebo
+        if not trial.promises(None if verdict.refused else verdict.baseline):
+            return
+        if placebo and not trial.gone.get(0) and not trial.informed(0):
+            asked = [] if placebo in request.names else [((*trial.names, placebo), 0)]
+        else:
+            # The last one shows what else is gone with it.
+            plain = request.names if trial.gone else trial.names
+            asked = [*((plain, seed) for seed in range(1, SEEDS - 1)), ((*trial.names, WATCH), SEEDS - 1)]
+            asked += [((*trial.names, placebo), seed) for seed in range(1, SEEDS) if placebo]
+        self._queue.extend(Request(names, seed, verdict.steps) for names, seed in asked)
+
+    @property
+    def _placebo(self) -> str:
+        """That with which a blind script's loss is the lowest; empty of any other script."""
+        baseline = self.verdict.baseline
+        return min(baseline.placebos, key=baseline.placebos.__getitem__) if baseline and baseline.blind else ""
 
     def _fixed(self, names: Sequence[str]) -> frozenset[IssueType]:
         """Return what structure proves and these treatments are the fix of.
@@ -344,7 +375,7 @@ class Battery:
 
 
 def _tunes(names: Sequence[str]) -> bool:
-    return all(find(name).kind == TUNING for name in names)
+    return all(find(name).kind == TUNING or find(name).redefines for name in names)
 
 
 def _later(verdict: Verdict) -> int:

@@ -181,6 +181,16 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.OPTIMIZER_STATE, _T.LEARNING_RATE, _T.STAGNATION),
     ),
     Treatment(
+        "the full learning rate",
+        TUNING,
+        do.FullRate,
+        "a warm-up that lasts too long",
+        "# a warm-up of fewer steps, such as min(1.0, (step + 1) / 50) in place of the script's",
+        (_T.LEARNING_RATE, _T.STAGNATION),
+        lambda facts: facts["reached"] < 0.5,
+        of_loop=True,
+    ),
+    Treatment(
         "learning rate x 10",
         TUNING,
         functools.partial(do.GroupOption, "lr", 10.0),

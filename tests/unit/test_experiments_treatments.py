@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ from torch.nn.utils import rnn
 from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline, Trial
 from gradflow_export.experiments.facts import Facts
-from gradflow_export.experiments.interventions import ClearedGradients, EverythingTrained
+from gradflow_export.experiments.interventions import ClearedGradients, EverythingTrained, FullRate
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.mending.labels import KeptDifferences, SignedLabels
 from gradflow_export.experiments.mending.losses import OwnAxis
 from gradflow_export.experiments.mending.passages import OpenNorms, OpenPassages
 from gradflow_export.experiments.mending.sequences import LongMemory, OtherAxis, OtherMasks, WithoutPadding
+from gradflow_export.experiments.mending.terms import QuietTerm
 from gradflow_export.experiments.model_edits import Kaiming, Standardized
 from gradflow_export.experiments.target import Target
 from gradflow_export.experiments.treatments import EXACT, find, of_kind
@@ -350,3 +352,64 @@ def test_evaluation_without_chance_needs_no_lower_loss():
     names = ("evaluate in evaluation mode",)
     trial = Trial(names, {0: 0.25, 1: 0.3, 2: 0.22}, gone=gone, mistake=all(find(name).mistake for name in names))
     assert trial.relieves(baseline)
+
+
+@pytest.mark.parametrize("order", ["first", "last", "inner"])
+@pytest.mark.parametrize("size", [2, 30])
+def test_the_loudest_term_of_a_loss_is_quieted(order, size):
+    """Wherever it stands in the sum, and whatever it is called; terms of a like size keep their weights."""
+    weight, change, quiet = nn.Parameter(torch.ones(size)), QuietTerm(), QuietTerm()
+
+    def summed(by, loud):
+        terms = {"loud": loud * weight.sum(), "one": weight.sum(), "two": weight.sum()}
+        names = {"first": ("loud", "one", "two"), "last": ("one", "two", "loud"), "inner": ("one", "loud", "two")}[
+            order
+        ]
+        total = terms[names[0]]
+        for name in names[1:]:
+            args, _ = by.function("__add__", (total, terms[name]), {})
+            total = by.result("__add__", args, {}, args[0] + args[1])
+        by.before_backward(total)
+        return float(total.detach()) / size
+
+    assert summed(change, 1000.0) == 1002.0
+    torch.testing.assert_close(summed(change, 1000.0), 2.1)
+    assert [summed(quiet, 5.0), summed(quiet, 5.0)] == [7.0, 7.0]
+    assert (change.acted, quiet.acted) == (True, False)
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_a_warm_up_is_skipped_for_a_step_and_goes_on(scheduled):
+    """Each group steps with the rate that it was made with, and the script's own rate is there again after it."""
+    weights = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": [each]} for each in weights], lr=0.5)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 1000) if scheduled else None
+    facts, change = Facts(), FullRate()
+    for _ in range(3):
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] if scheduled else 0.0005
+        before = [group["lr"] for group in optimizer.param_groups]
+        facts.before_step(optimizer)
+        change.before_step(optimizer)
+        assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5]
+        optimizer.step()
+        change.after_step(optimizer)
+        assert [group["lr"] for group in optimizer.param_groups] == before
+        if scheduler is not None:
+            scheduler.step()
+    assert facts.told()["reached"] < 0.01
+    assert change.acted
+
+
+def test_a_blind_script_is_cured_by_what_makes_it_see():
+    """A loss that falls further, and as far with meaningless inputs, is no cure of one that did so; else it is."""
+    blind, seeing = Baseline((1.0,) * 3, (0.5,) * 3, {"noise": 0.5}), Baseline((1.0,) * 3, (0.95,) * 3, {"noise": 0.95})
+    trial = Trial(("learning rate x 10",), {0: 0.1, 1: 0.1, 2: 0.1})
+    assert trial.rescues(seeing)
+    assert not trial.rescues(blind)
+    assert not replace(trial, blind={0: 0.1, 1: 0.1, 2: 0.1}).rescues(blind)
+    assert replace(trial, blind={0: 0.4, 1: 0.4, 2: 0.4}).rescues(blind)
+    # Where the loss means something else, it is compared with itself alone.
+    other = replace(trial, effects={0: 2.0, 1: 2.0, 2: 2.0}, redefines=True)
+    assert replace(other, blind={0: 3.0, 1: 3.0, 2: 3.0}).rescues(blind)
+    assert not replace(other, blind={0: 2.0, 1: 3.0, 2: 3.0}).rescues(blind)
