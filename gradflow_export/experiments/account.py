@@ -100,7 +100,7 @@ def cures(verdict: Verdict, seen: Sequence[Issue] = ()) -> list[Issue]:
             first.effects[0],
             verdict.baseline.level(0),
             f"{_sentence(causes)}.{evidence} Tried: {effect(first, verdict)}.{also}",
-            "; ".join(dict.fromkeys(patch(trial, verdict.facts) for trial in verdict.cures)),
+            "\n# or, as good:\n".join(dict.fromkeys(patch(trial, verdict.facts) for trial in verdict.cures)),
             cause=" + ".join(first.names),
         )
     ]

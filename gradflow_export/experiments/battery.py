@@ -236,11 +236,9 @@ class Battery:
         return True
 
     def _mending(self) -> list[Treatment]:
-        """Return the treatments that are the fix of what structure proves, or only concern a blind script."""
+        """Return the treatments that are the fix of what structure proves."""
         proved = [each for each in self.verdict.found if each[0] in self.verdict.accused]
-        blind = bool(self._placebo) and not self.verdict.refused
-        possible = [each for kind in (EXACT, MENDING) for each in of_kind(kind, self.verdict.facts)]
-        return [each for each in possible if each.meant(proved) or (blind and each.redefines)]
+        return [each for kind in (EXACT, MENDING) for each in of_kind(kind, self.verdict.facts) if each.meant(proved)]
 
     def _licensed(self, names: Sequence[str]) -> bool:
         """Return whether a rescue by these treatments is believed: no program is tuned that learns.
@@ -277,13 +275,7 @@ class Battery:
         for request, result in self._runs([((*names, WATCH) if self._fixed(names) else names, 0) for names in wanted]):
             names, failed = tuple(name for name in request.names if name not in {WATCH, placebo}), result.error
             seed, effect = request.seed, math.inf if failed else self._rule.effect(result)
-            treatments = [find(name) for name in names]
-            trial = tried.get(names) or Trial(
-                names,
-                {},
-                mistake=all(each.mistake for each in treatments),
-                redefines=any(each.redefines for each in treatments),
-            )
+            trial = tried.get(names) or Trial(names, {}, mistake=all(find(name).mistake for name in names))
             if placebo in request.names:
                 trial = replace(trial, blind={**trial.blind, seed: math.nan if failed else effect})
             else:
@@ -375,7 +367,7 @@ class Battery:
 
 
 def _tunes(names: Sequence[str]) -> bool:
-    return all(find(name).kind == TUNING or find(name).redefines for name in names)
+    return all(find(name).kind == TUNING for name in names)
 
 
 def _later(verdict: Verdict) -> int:

@@ -159,7 +159,6 @@ class Trial:
         mistake: Whether what it removes is a mistake in any script.
         left: Issue types that a watched run shows with it; ``None`` where none was watched.
         blind: Mean loss after training with it and inputs that mean nothing, by seed.
-        redefines: Whether the loss means something else with it, so that only these can be compared.
     """
 
     names: tuple[str, ...]
@@ -170,14 +169,12 @@ class Trial:
     mistake: bool = False
     left: Collection[str] | None = None
     blind: Mapping[int, float] = field(default_factory=dict)
-    redefines: bool = False
 
     def screened(self, baseline: Baseline) -> bool:
         """Whether the first seed asks for a confirmation."""
         effect = self.effects.get(0, math.inf)
         level = baseline.level(0)
-        low = self.redefines or effect < RESCUED * level
-        return self.acted and not self.error and math.isfinite(effect) and low
+        return self.acted and not self.error and math.isfinite(effect) and (effect < RESCUED * level)
 
     def informed(self, seed: int) -> bool:
         """Whether with it the loss is lower than it is with inputs that mean nothing."""
@@ -186,8 +183,8 @@ class Trial:
     def rescues(self, baseline: Baseline) -> bool:
         """Whether all three seeds agree that the program learns with it: from its inputs, where it did not."""
         lower = {
-            seed: (self.redefines or not seed or effect < CONFIRMED * baseline.level(seed))
-            and (self.informed(seed) or not (baseline.blind or self.redefines))
+            seed: (not seed or effect < CONFIRMED * baseline.level(seed))
+            and (self.informed(seed) or not baseline.blind)
             for seed, effect in self.effects.items()
         }
         return self.screened(baseline) and len(lower) >= 3 and all(lower.values())

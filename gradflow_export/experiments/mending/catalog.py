@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradflow_export.experiments.mending import evaluations, labels, leaks, passages, sequences, terms
+from gradflow_export.experiments.mending import evaluations, labels, leaks, passages, sequences
 from gradflow_export.experiments.mending import losses as loss
 from gradflow_export.experiments.mending.treatment import MENDING, Treatment
 from gradflow_export.records import loss_mistakes as known
@@ -133,15 +133,6 @@ MENDED: tuple[Treatment, ...] = (
         "probabilities = logits.sigmoid()  # or logits.softmax(1); losses of torch with logits keep these",
         (_T.WRONG_LOSS,),
         causes=frozenset({known.SCORES_IN_OVERLAP, known.SCORES_IN_LOGARITHM}),
-    ),
-    Treatment(
-        "a quieter term",
-        MENDING,
-        terms.QuietTerm,
-        "a term of the loss that drowns the others",
-        "loss = reconstruction + weight * penalty  # a smaller weight, or both summed, or both averaged over the same",
-        (_T.NOT_LEARNING, _T.COLLAPSE),
-        redefines=True,
     ),
     Treatment(
         "no activation at the end",

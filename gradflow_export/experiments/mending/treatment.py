@@ -32,8 +32,6 @@ class Treatment:
         evident: Whether these facts accuse what it mends, as a symptom would.
         of_loop: Whether what it mends lies in the script's own loop, so that it shows only where that is run.
         causes: Causes of findings of which it mends one; empty where it mends all that its issue types name.
-        redefines: Whether the loss means something else with it: it helps a script that learns nothing from its
-            inputs, if with it that does.
     """
 
     name: str
@@ -47,7 +45,6 @@ class Treatment:
     evident: Callable[[Mapping[str, Any]], bool] = lambda _facts: False
     of_loop: bool = False
     causes: frozenset[str] = frozenset()
-    redefines: bool = False
 
     @property
     def hastens(self) -> bool:
