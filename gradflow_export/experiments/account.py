@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gradflow_export.experiments.battery import SEEDS, Verdict
-from gradflow_export.experiments.decision import FROM_INPUTS, Baseline, Trial
+from gradflow_export.experiments.decision import FROM_INPUTS, Baseline, Trial, number
 from gradflow_export.experiments.mending.treatment import EXACT
 from gradflow_export.experiments.treatments import UNTRIED, find, patches
 from gradflow_export.records.causes import with_causes
@@ -22,11 +22,6 @@ DEGREE = frozenset({
     IssueType.LEARNING_RATE, IssueType.BAD_INIT,
 })  # fmt: skip
 """Issues of degree: a number is unusual, which may or may not matter. Others are proved from structure or data."""
-
-
-def number(value: float) -> str:
-    """Return a loss as it is printed."""
-    return f"{value:.3g}" if math.isfinite(value) else "NaN or Inf"
 
 
 def effect(trial: Trial, verdict: Verdict) -> str:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, Baseline, Trial, best, moves
+from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, Baseline, Trial, best, moves, number
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import Yardstick, failure, yardstick
 from gradflow_export.experiments.mending.treatment import EXACT, MENDING, PLACEBO, TUNING, Treatment
 from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.survey import Training
-from gradflow_export.experiments.treatments import BEGINNINGS, COMBINED, TREATMENTS, WATCH, find, nearness, of_kind
+from gradflow_export.experiments.treatments import BEGINNINGS, TREATMENTS, WATCH, combinations, find, nearness, of_kind
 from gradflow_export.experiments.watched import accused
 from gradflow_export.records.issues import IssueType
 
@@ -192,8 +192,7 @@ class Battery:
         verdict = self.verdict
         assert verdict.baseline is not None
         ill, slow = verdict.baseline.ill, bool(verdict.baseline.slow)
-        state = f"it does not learn: {verdict.baseline.complaint}" if ill else verdict.baseline.slow or "it learns"
-        self._tell(state)
+        self._tell(f"it does not learn: {verdict.baseline.complaint}" if ill else verdict.baseline.slow or "it learns")
         exact, tuning = self._ordered(of_kind(EXACT, verdict.facts)), self._ordered(of_kind(TUNING, verdict.facts))
         # What the symptoms accuse is tried with what is exact, and goes before it.
         near = [each for each in tuning if self._near([each.name]) == 0]
@@ -208,8 +207,7 @@ class Battery:
         if self._begins_later():
             return
         if ill and not verdict.cures:
-            known = {each.name for kind in (EXACT, TUNING) for each in of_kind(kind, verdict.facts)}
-            possible = [names for names in map(tuple, _possible(known)) if len(names) > 1]
+            possible = [names for names in combinations({each.name for each in exact + tuning}) if len(names) > 1]
             self._try([names for names in possible if self._licensed(names)])
             self._name_causes()
             self._begins_later()
@@ -290,10 +288,10 @@ class Battery:
             if not seed:
                 self._confirm(request, trial)
             if placebo in request.names:
-                self._tell(f"{' + '.join(names)}: {_number(effect)} with inputs that mean nothing")
+                self._tell(f"{' + '.join(names)}: {number(effect)} with inputs that mean nothing")
             elif trial.acted:
                 verdict.curves.update({} if seed else {" + ".join(names): result.losses})
-                self._tell(f"{' + '.join(names)}: {_number(effect)} instead of {_number(baseline.effect[seed])}")
+                self._tell(f"{' + '.join(names)}: {number(effect)} instead of {number(baseline.effect[seed])}")
             if verdict.helps(trial):
                 self._tell(f"{' + '.join(names)}: confirmed in {SEEDS} of {SEEDS} seeds")
         rescued = [
@@ -387,7 +385,7 @@ def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -
     base, later = verdict.baseline, _later(verdict)
     exact = [each for each in accused if each.acted and all(find(name).kind == EXACT for name in each.names)]
     leads = [each for each in exact if base and each.effects.get(0, math.inf) < LEADS * base.level(0)]
-    if base is None or not leads or not later:
+    if base is None or base.blind or not leads or not later:
         return
     lead = min(leads, key=lambda each: each.effects[0])
     asked = deque(Request(names, seed, later) for names in ((), lead.names) for seed in range(SEEDS))
@@ -400,17 +398,3 @@ def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -
     trial = replace(lead, effects=effects[lead.names])
     if trial.rescues(plain):
         verdict.steps, verdict.baseline, verdict.trials, verdict.cures = later, plain, [trial], [trial]
-
-
-def _possible(known: set[str]) -> Iterator[list[str]]:
-    """Yield the combinations without the parts that could change nothing."""
-    seen = set()
-    for names in COMBINED:
-        left = [name for name in names if name in known]
-        if tuple(left) not in seen:
-            seen.add(tuple(left))
-            yield left
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "no number"

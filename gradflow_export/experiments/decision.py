@@ -183,18 +183,15 @@ class Trial:
     def rescues(self, baseline: Baseline) -> bool:
         """Whether all three seeds agree that the program learns with it: from its inputs, where it did not."""
         lower = {
-            seed: (not seed or effect < CONFIRMED * baseline.level(seed))
-            and (self.informed(seed) or not baseline.blind)
+            seed: effect < CONFIRMED * baseline.level(seed) and (self.informed(seed) or not baseline.blind)
             for seed, effect in self.effects.items()
         }
         return self.screened(baseline) and len(lower) >= 3 and all(lower.values())
 
     def promises(self, baseline: Baseline | None) -> bool:
         """Whether the first seed asks for two more, for either reason; ``None`` where losses cannot be compared."""
-        if baseline is None:
-            return self.acted and not self.error and self.gone.get(0, False)
         gone = self.acted and not self.error and self.gone.get(0, False)
-        return self.screened(baseline) or (gone and self.harmless(baseline))
+        return gone if baseline is None else self.screened(baseline) or (gone and self.harmless(baseline))
 
     def harmless(self, baseline: Baseline) -> bool:
         """Whether every loss is a number, and their median over seeds no greater than without it, beyond noise.
@@ -227,3 +224,8 @@ def best(trials: Sequence[Trial]) -> list[Trial]:
     """
     ranked = sorted(trials, key=lambda trial: trial.effects[0])
     return [trial for trial in ranked if trial.effects[0] <= EQUAL * max(ranked[0].effects[0], LEAST)]
+
+
+def number(value: float) -> str:
+    """Return a loss as it is printed."""
+    return f"{value:.3g}" if math.isfinite(value) else "NaN or Inf"
