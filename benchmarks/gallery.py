@@ -25,9 +25,9 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 STEPS = 120
 INTRO = """# Gallery of faults
 
-Each program below has one fault. The picture shows the loss on the left, and on the right the gradient norm of every
-weight of the last step that has any, input first, on a logarithmic axis. `python benchmarks/gallery.py` trains them and
-writes this page.
+Each program has one fault. The picture shows the loss (left) and the gradient norm of every weight at the last step
+with gradients (right), from input to output, on a logarithmic axis. `python benchmarks/gallery.py` trains the programs
+and writes this page.
 """
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -80,32 +80,36 @@ def broadcast(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 FAULTS = (
     Fault(
-        "Twelve sigmoids",
+        "Twelve sigmoid layers",
         "VANISHING",
         "layers = [nn.Sequential(nn.Linear(32, 32), nn.Sigmoid()) for _ in range(12)]",
         lambda: layers(12, nn.Sigmoid),
     ),
     Fault(
-        "Weights that start too large",
+        "Initial weights that are too large",
         "EXPLODING",
         "layer.weight.mul_(8)",
         lambda: scaled(layers(8, nn.ReLU), 8.0),
         rate=1e-9,
     ),
     Fault(
-        "Biases that switch units off",
+        "Biases that make ReLU units dead",
         "DEAD",
         "layer.bias.fill_(-3)",
         lambda: scaled(layers(2, nn.ReLU), 1.0, -3.0),
     ),
     Fault(
-        "A root of zero", "NUMERICAL", "loss + penalty.abs().sqrt().sum()", lambda: layers(2, nn.Tanh), root_of_nothing
+        "The gradient of sqrt at 0",
+        "NUMERICAL",
+        "loss + penalty.abs().sqrt().sum()",
+        lambda: layers(2, nn.Tanh),
+        root_of_nothing,
     ),
     Fault(
         "A learning rate of 3", "LEARNING_RATE", "SGD(model.parameters(), lr=3.0)", lambda: layers(2, nn.ReLU), rate=3.0
     ),
     Fault(
-        "A layer the optimizer does not know",
+        "A layer missing from the optimizer",
         "NOT_TRAINING",
         "SGD(model[:-1].parameters(), lr=0.1)",
         lambda: layers(2, nn.ReLU),
@@ -126,7 +130,7 @@ FAULTS = (
         softmax_first,
     ),
     Fault(
-        "Targets of another shape",
+        "Targets with another shape",
         "WRONG_LOSS",
         "(output - target).square().mean()    # [32, 1] - [32]",
         lambda: layers(2, nn.ReLU),
@@ -134,7 +138,7 @@ FAULTS = (
         rate=0.01,
     ),
     Fault(
-        "Inputs in the thousands",
+        "Inputs that are not normalized",
         "DATA_SCALE",
         "x = 1000 * x + 5000",
         lambda: layers(2, nn.ReLU),
@@ -142,7 +146,7 @@ FAULTS = (
         data=lambda x: 1000 * x + 5000,
     ),
     Fault(
-        "Units at their bounds",
+        "Saturated units",
         "SATURATION",
         "layer.weight.mul_(30)    # before tanh",
         lambda: scaled(layers(3, nn.Tanh), 30.0),

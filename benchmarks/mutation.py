@@ -6,7 +6,7 @@
 
 Programs come from ``benchmarks/generated/grammar.py`` and mistakes from ``operators.py``; with ``--half unseen`` both
 come from ``benchmarks/generated/unseen``, on which no rule was developed. A program counts as *healthy*
-when, unwatched, it learns in every seed: its skill on held-out data (1 perfect, 0 the best constant answer) reaches
+when, unwatched, it learns in every seed: its skill on held-out data (1 perfect, 0 the best constant prediction) reaches
 0.4. A mutant counts as *harmful* when it loses at least 0.05 of skill, with p < 0.05 (Welch, one-sided) and Cohen's d
 of at least 0.5; held-out data are those from before the mistake. Then one more run is watched by
 ``Exporter(model).watch()`` with nothing but the model.

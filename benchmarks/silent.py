@@ -208,14 +208,14 @@ def summary(rows: list[dict[str, Any]], healthy: dict[str, list[Run]]) -> dict[s
 def table(rows: list[dict[str, Any]], healthy: dict[str, list[Run]], totals: dict[str, Any]) -> str:
     """Return totals, a row for each mistake and every false alarm, as Markdown."""
     lines = [
-        "| | aim | programs | share | 95 % interval | runs |",
+        "| | target | programs | rate | 95 % interval | runs |",
         "|---|---|---|---|---|---|",
     ]
     for key, what, aim in (
         ("identified", "mistakes identified", "≥ 90 %"),
         ("right_type", "with the right type", "≥ 80 %"),
         ("located", "and located", "≥ 75 %"),
-        ("twin_alarmed", "mended twins alarmed", "≤ 5 %"),
+        ("twin_alarmed", "fixed versions alarmed", "≤ 5 %"),
     ):
         lines.append(counted(what, aim, totals[key]["programs"], len(rows), totals[key]["runs"], totals["runs"]))
     lines += [
@@ -227,7 +227,7 @@ def table(rows: list[dict[str, Any]], healthy: dict[str, list[Run]], totals: dic
         f"Issues of each mistake identified: {totals['issues_each']:.2f}"
         + (f"; of these no other explains {totals['causes_each']:.2f}." if totals["causes_each"] else "."),
         "",
-        "| mistake | half | identified | right type | located | mended twin | said besides |",
+        "| mistake | half | identified | right type | located | fixed version | also reported |",
         "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     kind = ""
@@ -236,7 +236,7 @@ def table(rows: list[dict[str, Any]], healthy: dict[str, list[Run]], totals: dic
             kind = row["type"]
             lines.append(f"| **{kind}** | | | | | | |")
         of = row["seeds"]
-        twin = ", ".join(row["twin_types"]) or "silent"
+        twin = ", ".join(row["twin_types"]) or "no issue"
         lines.append(
             f"| [{row['name']}]({row['source']}) | {row['half']} | {row['identified']}/{of} | "
             f"{row['right_type']}/{of} | {row['located']}/{of} | {twin} | {', '.join(row['extra'])} |"

@@ -1,4 +1,4 @@
-"""Thresholds from a file's ``diagnostics:`` section; an unknown key is an error that names the nearest."""
+"""Read thresholds from the ``diagnostics:`` section of a file; an unknown key raises and suggests the nearest."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ criterion = nn.MSELoss()
 config = Path(__file__).with_name("diagnostics.yaml")
 with Exporter(model, backends=["memory"], config=config).watch(criterion) as exporter:
     for step in range(60):
-        inputs = torch.randn(32, 16) * (1000.0 if step == 40 else 1.0)  # one broken batch
+        inputs = torch.randn(32, 16) * (1000.0 if step == 40 else 1.0)  # one corrupt batch
         optimizer.zero_grad()
         criterion(model(inputs), inputs).backward()
         optimizer.step()

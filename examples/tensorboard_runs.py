@@ -1,4 +1,4 @@
-"""Two runs side by side in TensorBoard: the same network with ReLU, and with a chain of sigmoids that starves it."""
+"""Two runs side by side in TensorBoard: one network with ReLU, and one whose sigmoids make the gradient vanish."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -24,6 +24,6 @@ for name, activation in {"relu": nn.ReLU, "sigmoid": nn.Sigmoid}.items():
                 criterion(model(pixels[rows]), digits[rows]).backward()
                 optimizer.step()
 
-    print(name, [str(issue) for issue in exporter.issues] or "nothing wrong")
+    print(name, [str(issue) for issue in exporter.issues] or "no issues")
 
 print("Now run: tensorboard --logdir runs, and open http://localhost:6006/#gradflow")

@@ -1,4 +1,4 @@
-"""The five-minute tutorial: a network that does not learn, why, and the same network mended."""
+"""The five-minute tutorial: a network that does not learn, the reason, and the fix."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ labels = (points[:, 0] * points[:, 1] > 0).long()
 
 
 class Residual(nn.Module):
-    """x + block(norm(x)): the gradient has a way past every block."""
+    """x + block(norm(x)): the skip connection passes the gradient around every block."""
 
     def __init__(self, width):
         super().__init__()
@@ -33,7 +33,7 @@ def train(name, blocks):
                 loss.backward()
                 optimizer.step()
     accuracy = (model(points).argmax(1) == labels).float().mean()
-    print(f"{name}: {accuracy:.0%} of the points are right")
+    print(f"{name}: accuracy {accuracy:.0%}")
 
 
 train("sick", [nn.Sequential(nn.Linear(16, 16), nn.Sigmoid()) for _ in range(12)])

@@ -13,19 +13,19 @@ _LISTED = 20
 
 
 class GradflowError(Exception):
-    """Base of every error raised on purpose by this package."""
+    """Base class of all exceptions that this package raises."""
 
 
 class ArgumentError(GradflowError, ValueError):
-    """An argument cannot be used. The message says what was expected, what came and what to do."""
+    """An argument has an invalid value. The message says what was expected, what was passed, and the fix."""
 
 
 class ArgumentTypeError(GradflowError, TypeError):
-    """An argument has the wrong type. The message says what was expected, what came and what to do."""
+    """An argument has the wrong type. The message says what was expected, what was passed, and the fix."""
 
 
 class MissingPackageError(GradflowError, ImportError):
-    """A writer or loader was asked for whose package is not installed. The message holds the pip command."""
+    """A required package is not installed. The message has the pip command."""
 
 
 class StorageError(GradflowError, OSError):
@@ -33,7 +33,7 @@ class StorageError(GradflowError, OSError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint naming the known word closest to ``name``, for the end of an error message.
+    """Return a hint with the known word closest to ``name``, for the end of an error message.
 
     Args:
         name: The word that is not known.

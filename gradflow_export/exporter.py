@@ -57,57 +57,57 @@ _log = logging.getLogger("gradflow_export")
 
 
 class Exporter(Reports):
-    """Watches a model while it trains and says whether it learns, and if not, which layer, since when, what to do.
+    """Monitors a model during training and reports training problems: the layer, the first step, and the fix.
 
-    Nothing else is needed in the loop. What is read when::
+    >>> import torch
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> exporter = Exporter(model, backends=[], verbose=0).watch()
+    >>> for _ in range(3):
+    ...     optimizer.zero_grad()
+    ...     model(torch.ones(8, 4)).square().mean().backward()
+    ...     optimizer.step()
+    >>> exporter.summary()["steps"], exporter.issues
+    ({'count': 3, 'first': 1, 'last': 3}, ())
 
-        exporter = Exporter(model).watch(criterion)      # hooks are attached here
-        for x, y in data:
-            optimizer.zero_grad()
-            loss = criterion(model(x), y)                # loss, logits and targets are seen; sampled: block outputs
-            loss.backward()                              # sampled: gradient norms at block outputs
-            optimizer.step()                             # before: gradients as they will be used; after: the update;
-                                                         # one packed copy goes to the worker thread: one step is over
-        exporter.print_report()
-
-    Watching never changes training: losses, gradients and parameters stay equal bit for bit. After ``watch()`` nothing
-    raises into the loop. The exporter lives as long as the model does and is closed at exit by itself; ``close()`` or
-    ``with`` closes it earlier.
+    The loop stays as it is. Watching never changes training: losses, gradients and parameters are the same, bit for
+    bit. After ``watch()`` nothing raises into the loop. The exporter lives as long as the model and is closed
+    automatically at exit; ``close()`` or ``with`` closes it earlier. docs/when-it-fires.md lists what is read when.
 
     Args:
-        model: What is trained; ``DataParallel``, ``DistributedDataParallel`` and compiled wrappers are looked through.
+        model: The model to watch; ``DataParallel``, ``DistributedDataParallel`` and compiled models are unwrapped.
         backends: Names (``"tensorboard"``, ``"wandb"``, ``"jsonl"``, ``"console"``, ``"memory"``) or writers.
-        wandb: The W&B run to write to; or a dictionary, to have one started with these arguments of ``wandb.init``,
-            offline where there is no login or server: ``{"project": "mine"}``; those of ``WandbWriter`` too. Either
-            adds the backend ``"wandb"``, which without this argument uses the active run.
+        wandb: The W&B run to write to; or a dictionary of arguments for ``wandb.init`` and ``WandbWriter`` to start
+            one, such as ``{"project": "mine"}``, offline if there is no login or server. Both add the backend
+            ``"wandb"``, which without this argument uses the active run.
         logdir: Directory for files; by default ``runs/<time>_<model class>``.
         every: Steps between two records.
-        profile: ``"robust"`` (scale-free rules) or ``"seed"`` (the fixed thresholds of the seed documents).
+        profile: ``"robust"`` (scale-free rules) or ``"seed"`` (fixed thresholds).
         intervals: Steps between readings by instrument; see ``gradflow_export.schedule.INTERVALS``.
-        config: Dictionary, or path of a YAML or TOML file, with any of these settings; may hold a section
-            ``diagnostics``. Keyword arguments win.
-        enabled: False watches nothing.
-        alerts_enabled: False judges nothing.
-        rerun_nonfinite: True has the forward passes of a step whose gradients are NaN or Inf repeated before the
-            optimizer uses them, to name the module where it began; state that ``forward`` changes outside of buffers
-            and generators is then changed twice. By default, and with False, ``forward`` is never called: where it
-            began is read off the graph of a loss that is NaN on the CPU. On other devices that would make the training
-            thread wait at every step, and the readings of the step are all there is to go by.
-        budget: Greatest share of the time that watching may take, such as 0.01, or ``None`` for no limit. By default
-            the larger of 0.05 and 20 us a step, from step 101 on: intervals are stretched, and steps left out.
-        synchronous: Judge and write each step before the next begins. Records and issues are then the same bits in
-            every run of the same program, apart from clocks, memory and ``overhead``. There is no budget then.
-        preflight: Read the first 50 steps, or the number of steps given, densely, and print what was found in them.
-        compiled: What is read inside code that ``torch.compile`` made. By default ``"exact"``: block gains and
-            activations on the CPU in float32 and float64, where training keeps its bits; ``"always"`` reads them in
-            reduced precision and on other devices too, where kernels may then round elsewhere; ``"never"`` leaves the
-            compiled code alone. See docs/loops.md.
-        start_step: Steps done before, when training is resumed from a checkpoint into the same ``logdir``.
-        verbose: What is printed, on standard error or to ``logging``: 0 nothing; 1 what is watched, HIGH and CRITICAL
-            issues, the verdict; 2 every issue and headline numbers. By default ``GRADFLOW_VERBOSE``, else 1.
-        on_issue: ``"try"`` has a forked process try what mends a HIGH issue, on a copy of the model and the last
-            batches, and adds what that did to the issue. On the CPU alone. See docs/doctor.md.
-        strict: Let internal errors raise; for tests.
+        config: Dictionary, or path of a YAML or TOML file, with any of these settings; may have a section
+            ``diagnostics``. Keyword arguments take precedence.
+        enabled: False disables the exporter.
+        alerts_enabled: False disables all rules.
+        rerun_nonfinite: If True, the forward passes of a step with NaN or Inf gradients are repeated before the
+            optimizer steps, to name the module where it began. State that ``forward`` changes, other than buffers and
+            random generators, then changes twice. If False (default), ``forward`` is never called: on the CPU the
+            place is read from the graph of the NaN loss. On other devices this would make the training thread wait at
+            every step, so only the readings of the step are used.
+        budget: Maximum fraction of the time that watching may take, such as 0.01, or ``None`` for no limit. The default
+            is the larger of 0.05 and 20 us a step. From step 101 on, intervals are stretched and steps skipped for it.
+        synchronous: Judge and write each step before the next one. Records and issues are then reproducible bit for
+            bit, apart from clocks, memory and ``overhead``. There is no budget then.
+        preflight: Record the first 50 steps (or this number of steps) densely, and print a summary of their issues.
+        compiled: What is read in code compiled by ``torch.compile``. ``"exact"`` (default): block gains and
+            activations on the CPU in float32 and float64, where training stays the same bit for bit. ``"always"``: in
+            reduced precision and on other devices too, where this can change the rounding of training. ``"never"``:
+            nothing. See docs/loops.md.
+        start_step: Number of completed steps, if training is resumed from a checkpoint into the same ``logdir``.
+        verbose: What is printed to standard error or ``logging``: 0 nothing; 1 the watched model, HIGH and CRITICAL
+            issues, the verdict; 2 every issue and headline metrics. Default: ``GRADFLOW_VERBOSE``, else 1.
+        on_issue: ``"try"``: a forked process tests fixes for each HIGH issue on a copy of the model and the last
+            batches, and adds the result to the issue. CPU only. See docs/doctor.md.
+        strict: Raise internal errors instead of logging them.
         **thresholds: Fixed thresholds by name, such as ``gradient_explosion_threshold=10.0``.
 
     Raises:
@@ -188,23 +188,23 @@ class Exporter(Reports):
         roles: Mapping[str, str | nn.Module | Sequence[str | nn.Module]] | None = None,
         ignore: Iterable[str | tuple[str, str]] = (),
     ) -> Exporter:
-        """Attach to the model and begin.
+        """Attach the hooks and start recording.
 
         Args:
-            criterion: The loss module, from whose calls loss, logits and targets are taken. Without it, the loss is
-                what ``backward`` is called on; logits and targets can be handed over with :meth:`observe`.
-            optimizer: Count only the steps of these; by default those of every optimizer that owns a parameter.
-            blocks: Names or modules whose gains are measured, from input to output; by default they are found.
+            criterion: The loss module, whose calls provide loss, logits and targets. Without it, the loss is the tensor
+                on which ``backward`` is called; logits and targets can be passed to :meth:`observe`.
+            optimizer: Count only steps of these optimizers; by default all that own a parameter of the model.
+            blocks: Names or modules whose gains are measured, from input to output; by default they are detected.
             pairs: Names of parameters that are phase and magnitude of the same nodes, ``[("phase", "size")]``, or
-                ``"rows"``: direction and length of each row of each weight. Complex parameters are found.
-            grids: Width of the grid that weights are rounded to when they are used, by name,
+                ``"rows"``: direction and norm of each row of each weight. Complex parameters are detected.
+            grids: Step of the grid to which weights are quantized when used, by name,
                 ``{"phase": 2 * math.pi / 512}``, or one number for what ``pairs`` names, or for every real parameter.
-                A tensor of whole numbers, which may be a buffer, holds places on its grid.
-            copies: Groups of names of parameters, buffers or modules that should hold the same and are reported when
-                they do not: ``[("left", "right")]``.
-            roles: Names of optimizers by the modules they train, ``{"critic": ["q1", "q2"]}``; else ``"Adam.0"``.
-            ignore: What is meant as it is, besides the setting of that name: ``[("NOT_TRAINING", "pooler")]`` covers
-                what lies within ``pooler``, ``("DEAD", "*.act")`` such names, a type alone every layer.
+                An integer tensor, which may be a buffer, holds indices on its grid.
+            copies: Groups of names of parameters, buffers or modules that should be equal; differences are reported:
+                ``[("left", "right")]``.
+            roles: Names of optimizers by the modules they train, ``{"critic": ["q1", "q2"]}``; default ``"Adam.0"``.
+            ignore: Expected issues, in addition to the setting of that name: ``[("NOT_TRAINING", "pooler")]`` applies
+                to everything in ``pooler``, ``("DEAD", "*.act")`` to matching names, a type alone to every layer.
 
         Returns:
             The exporter itself.
@@ -251,27 +251,27 @@ class Exporter(Reports):
         return self
 
     def observe(self, **tensors: Any) -> None:
-        """Hand over what the criterion module does not show; call it before ``optimizer.step()``.
+        """Record tensors that the exporter cannot read itself; call it before ``optimizer.step()``.
 
         Args:
-            **tensors: ``loss`` (a tensor or number), ``logits`` (``[..., classes]``), ``targets`` (class numbers, or
-                probabilities of the shape of the logits), ``components`` (parts of the loss by name),
-                ``validation_loss`` (that of an evaluation, for OVERFITTING), ``policy`` (a ``torch.distributions``
+            **tensors: ``loss`` (a tensor or number), ``logits`` (``[..., classes]``), ``targets`` (class indices, or
+                probabilities with the shape of the logits), ``components`` (terms of the loss by name),
+                ``validation_loss`` (the loss of an evaluation, for OVERFITTING), ``policy`` (a ``torch.distributions``
                 object, or a mapping with any of ``logits``, ``probs``, ``mask``, ``std``, ``action_range``),
-                ``intended`` (by name the updates that a rule of your own means for tensors of whole numbers on
-                ``grids``, before rounding and in the unit of the grid's width).
+                ``intended`` (by name, the updates that your own update rule intends for integer tensors on
+                ``grids``, before rounding and in units of the grid step).
         """
         if self._loop is not None and not self._closed:
             self._loop.instruments.observe(tensors, self._guard.part)
 
     def step(self) -> None:
-        """End a step in a loop whose optimizer is no ``torch.optim.Optimizer``; call it once after each update."""
+        """End a step in a loop without a ``torch.optim.Optimizer``; call it once after each update."""
         model = self._model()
         if self._loop is not None and model is not None and not self._closed:
             self._guard.part("step")(self._loop.step_by_hand)(model)
 
     def close(self) -> None:
-        """Take every hook away, write what is waiting, close the writers; calling it again does nothing."""
+        """Remove every hook, write pending records, close the writers; calling it again does nothing."""
         if self._closed:
             return
         self._unwatched()

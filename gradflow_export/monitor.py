@@ -25,18 +25,21 @@ NORM_TYPES = ("l2", "l1", "linf", "mean")
 
 
 class GradientGainMonitor:
-    """Measures ``||dL/dh_i||`` at each block's output and the backward gains between consecutive blocks.
+    """Measures gradient norms ``||dL/dh_i||`` at block outputs and the backward gains between consecutive blocks.
 
-    It detects patterns; it does not prevent them. The gain of block i is ``gamma_i = ||dL/dh_{i-1}|| / ||dL/dh_i||``:
-    above 1 the gradient grows on its way back, below 1 it shrinks, near 1 it is preserved, which is often healthy in
-    residual networks.
+    The gain of block i is ``gamma_i = ||dL/dh_{i-1}|| / ||dL/dh_i||``. Above 1 the gradient grows in the backward pass,
+    below 1 it shrinks, near 1 it is preserved, which is often healthy in residual networks. The monitor only measures.
+    The forward and the backward pass must run while it is open:
 
-    The forward pass must run while the monitor is open, and a backward pass before anything is asked::
-
-        with GradientGainMonitor(model.blocks) as monitor:
-            loss = criterion(model(x), y)
-            loss.backward()
-            print(monitor.report())
+    >>> import torch
+    >>> blocks = torch.nn.ModuleList(torch.nn.Identity() for _ in range(3))
+    >>> with GradientGainMonitor(blocks) as monitor:
+    ...     x = torch.ones(2, 4, requires_grad=True)
+    ...     for block in blocks:
+    ...         x = 2 * block(x)
+    ...     x.sum().backward()
+    ...     monitor.gains()
+    [2.0, 2.0]
 
     Args:
         blocks: Separate modules in depth order: a list, ``nn.ModuleList`` or ``nn.Sequential``. Outputs may be tensors,
@@ -47,7 +50,7 @@ class GradientGainMonitor:
         eps: Norms below this count as zero.
 
     Raises:
-        ArgumentTypeError: ``blocks`` holds something that is no module.
+        ArgumentTypeError: ``blocks`` contains an object that is not a module.
         ArgumentError: ``blocks`` is empty or holds a module twice, ``norm_type`` is unknown, ``eps`` is not positive.
     """
 
@@ -91,8 +94,8 @@ class GradientGainMonitor:
         """Return the gradient norm at each block's output, ``None`` where none arrived. Shape: ``[num_blocks]``.
 
         Raises:
-            RuntimeError: No gradient has arrived at any block since the monitor was made or :meth:`reset`. The other
-                methods that read raise it too.
+            RuntimeError: No gradient has arrived at any block since the monitor was created or :meth:`reset`. The other
+            reading methods raise it too.
         """
         arrived = self._store.norms()
         if not arrived:
@@ -136,7 +139,7 @@ class GradientGainMonitor:
     def report(self) -> str:
         """Return norms, gains with heuristic labels, and summary statistics as text.
 
-        Where most transitions damp the gradient, or amplify it, the report ends with what to do about it.
+        If most transitions damp or amplify the gradient, the report ends with fixes.
         """
         norms = self.norms()
         lines = [
@@ -162,7 +165,7 @@ class GradientGainMonitor:
         return "\n".join([*lines, *(["", told, *(f"  - {what}" for what in advice)] if told else [])])
 
     def reset(self) -> None:
-        """Forget the recorded gradients, before the next backward pass."""
+        """Clear the recorded gradients; call it before the next backward pass."""
         self._store.clear()
 
     def close(self) -> None:

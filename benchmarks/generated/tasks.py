@@ -119,7 +119,7 @@ TASKS: Mapping[str, Callable[[int, torch.Generator], Data]] = MappingProxyType(
 
 
 def skill(data: Data, answer: Tensor, targets: Tensor) -> float:
-    """Return how well a model answers held-out targets: 1 is perfect, 0 is the best constant answer, NaN is not said.
+    """Return how well a model answers held-out targets: 1 is perfect, 0 is a constant prediction, NaN is not said.
 
     Args:
         data: The task.

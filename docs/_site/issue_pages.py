@@ -29,11 +29,17 @@ def _index() -> str:
     return "\n".join([
         "# Issues",
         "",
-        "What each issue means in the `robust` profile, which judges by ratios between layers and by a run's own past:",
-        "scaling the loss changes nothing. An issue opens when its condition has held for some steps, is reported once",
-        "per cause, and is closed when the condition has gone.",
+        "```python",
+        "for issue in exporter.issues:",
+        "    print(issue)",
+        "```",
         "",
-        "| issue | what it means |",
+        "The table describes each issue type of the default profile, `robust`. Its rules compare layers with each",
+        "other and with the history of the run, so scaling the loss does not change the result. An issue opens when",
+        "its condition has held for several readings. It is reported once per cause, and closes when the condition no",
+        "longer holds.",
+        "",
+        "| issue | meaning |",
         "|---|---|",
         *rows,
         "",
@@ -48,7 +54,7 @@ def _page(kind: IssueType, robust: tuple[Rule, ...], seed: tuple[Rule, ...]) -> 
     fixed = [rule for rule in seed if rule.fixed and kind in types_of(type(rule))]
     if fixed:
         lines += [
-            'With `profile="seed"`, and where its threshold is given by name, a fixed threshold:',
+            'With `profile="seed"`, and if its threshold is set by name, a fixed threshold is applied:',
             "",
         ]
     for rule in fixed:
@@ -77,16 +83,20 @@ def _section(rule: Rule) -> Iterator[str]:
     kinds = [f"`{kind}`" for kind in dict.fromkeys(name.partition(".")[0] for name in rule.evidence)]
     read = [*metrics, *([f"evidence of the kind {', '.join(kinds)}"] if kinds else [])]
     yield f"Reads {', '.join(read)}."
-    yield f"Opens after {rule.patience} readings in a row, closes after {rule.heal} without it."
+    yield f"Opens after {_readings(rule.patience, 'consecutive ')}, closes after {_readings(rule.heal)} without it."
     yield ""
     own = [item for item in fields(rule) if item.name not in _EVERY]
     if own:
-        yield "| threshold | default | what it is |"
+        yield "| threshold | default | meaning |"
         yield "|---|---|---|"
         for item in own:
             meaning = _markdown(page.thresholds.get(item.name, ("", ""))[0]).replace("|", "\\|")
             yield f"| `{item.name}` | {_value(getattr(rule, item.name))} | {meaning} |"
         yield ""
+
+
+def _readings(count: int, kind: str = "") -> str:
+    return "1 reading" if count == 1 else f"{count} {kind}readings"
 
 
 def _title(name: str) -> str:

@@ -28,7 +28,7 @@ class CircularFlow:
         if not self.values:
             return [f"Circular flow: {self.note}"]
         numbers = ", ".join(f"{name} {number(value)}" for name, value in self.values.items())
-        return [f"Circular flow: {numbers} (goes round: winding >= 1, plane >= 0.8, growth >= 0.8, work <= -0.5)"]
+        return [f"Circular flow: {numbers} (rotation: winding >= 1, plane >= 0.8, growth >= 0.8, work <= -0.5)"]
 
 
 def circular_flow(recording: Recording) -> CircularFlow:
@@ -41,5 +41,5 @@ def circular_flow(recording: Recording) -> CircularFlow:
             found.pop("radius", None)
             return CircularFlow(found)
     if recording.still:
-        return CircularFlow({}, "the weights rested; pass optimizer=... so that they move")
+        return CircularFlow({}, "the weights did not change; pass optimizer=...")
     return CircularFlow({}, f"needs at least {LEAST} passes")

@@ -17,15 +17,15 @@ from gradflow_export.rules.sampled import margins
 
 @dataclass(frozen=True, kw_only=True)
 class ConstantTargets(Check):
-    """Find targets that are all the same, which teach a model to ignore its input.
+    """Report targets that are all the same, which teach a model to ignore its input.
 
-    Only where a layer of the model itself makes the predictions and no other network takes part, or where each sample
-    chooses among those of the batch: the targets of a game's player, or of a contrastive loss that puts the right
-    answer first, are constant on purpose.
+    Checked only if a layer of the model itself makes the predictions and no other network takes part, or if each sample
+    chooses among those of the batch. The targets of a GAN's player, or of a contrastive loss that puts the positive
+    first, are constant by design.
 
     Why it is bad:
-        One constant output has the least loss: the model learns to ignore its inputs, and the loss goes to 0 as if all
-        were well.
+        One constant output minimizes the loss. The model learns to ignore its inputs, and the loss goes to 0 as if
+        training worked.
 
     Example:
         dataset = [(x, 0) for x in images]  # the label was lost on the way
@@ -34,12 +34,12 @@ class ConstantTargets(Check):
         dataset = list(zip(images, labels))
 
     Not reported:
-        Fewer than 128 targets or 8 batches were read; another network takes part, as in a game; the targets are the
-        right answers of a contrastive loss, which puts each before the wrong ones of its own.
+        Fewer than 128 targets or 8 batches were read; another network takes part, as in a GAN; the targets are class 0
+        of a contrastive loss, which puts each positive before its negatives.
 
     Attributes:
-        samples: Least number of targets seen.
-        readings: Least number of readings in which they were.
+        samples: Minimum number of targets read.
+        readings: Minimum number of readings that contain them.
     """
 
     samples: int = 128
@@ -65,9 +65,9 @@ class ConstantTargets(Check):
                     ("target",),
                     1.0,
                     2.0,
-                    f"All of {number(rows)} targets read so far, in {len(counts)} or more batches, are the same.",
-                    "look at what the loader gives out, print(torch.unique(targets, return_counts=True)); where "
-                    "classes come one after the other, DataLoader(dataset, shuffle=True).",
+                    f"All {number(rows)} targets read so far, from {len(counts)} or more batches, are the same.",
+                    "check the targets of the loader, print(torch.unique(targets, return_counts=True)); if the "
+                    "data are sorted by class, use DataLoader(dataset, shuffle=True).",
                     cause="constant",
                 ),
             )
@@ -76,18 +76,18 @@ class ConstantTargets(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class SortedTargets(Check):
-    """Find batches that hold one class each, though there are several: samples come in the order of their classes.
+    """Report batches that contain one class each, because the samples are sorted by class.
 
-    Each step then forgets the classes before. Classes that are rare leave most batches without them too; where the
-    entropy of the targets is at least ``mixed``, no class is as frequent as that. Two classes may be two kinds of pass.
+    Each step then forgets the classes before. Most batches may lack a rare class; if the entropy of the targets is at
+    least ``mixed``, no class is that frequent. With two classes, the batches may come from two kinds of passes.
 
-    Numbers that are one for all samples of each batch, and another in nearly every batch, are no targets of samples:
-    they were averaged over the batch on the way to the loss, which is WRONG_LOSS. A batch may be of one thing that has
-    one answer; there the loss falls below ``learned`` of the best constant's.
+    If the targets of each batch are a single number, which differs between nearly all batches, they were averaged over
+    the batch on the way to the loss; this is WRONG_LOSS. A batch may also consist of one object with one target; the
+    loss then falls below ``learned`` of that of the best constant prediction.
 
     Why it is bad:
-        Each step moves the model towards the one class of its batch and away from all others: what was learned of a
-        class is lost when the next one comes.
+        Each step moves the model towards the class of its batch and away from all others. What was learned about a
+        class is lost in the next batches.
 
     Example:
         loader = DataLoader(dataset_sorted_by_class, batch_size=32)
@@ -96,17 +96,16 @@ class SortedTargets(Check):
         loader = DataLoader(dataset_sorted_by_class, batch_size=32, shuffle=True)
 
     Not reported:
-        Fewer than three classes; batches below four samples; classes that are rare, where one class is most of the
-        data.
+        Fewer than three classes; batches of fewer than four samples; data dominated by one class.
 
     Attributes:
-        share: Least share of the readings in which all targets were the same.
-        mixed: Least entropy of the targets seen.
-        kinds: Fewest classes seen.
-        size: Fewest samples of a batch.
-        levels: Fewest different numbers among ten batches of one number each.
-        learned: Least share of the best constant's loss for these.
-        readings: Fewest readings.
+        share: Minimum fraction of the readings in which all targets were the same.
+        mixed: Minimum entropy of the targets read.
+        kinds: Minimum number of classes.
+        size: Minimum number of samples in a batch.
+        levels: Minimum number of different values among ten batches with one value each.
+        learned: Minimum fraction of the loss of the best constant prediction for these.
+        readings: Minimum number of readings.
     """
 
     size: int = 4
@@ -137,10 +136,11 @@ class SortedTargets(Check):
                         ("loss",),
                         levels,
                         float(self.levels),
-                        "All predictions of a batch are compared with one number, and with another one in each batch: "
-                        "targets of samples were averaged, or one was laid beside all.",
-                        "give the loss a target for each sample, criterion(outputs, targets), both of one shape, and "
-                        "take means of its result alone; look for targets.mean(0) or expand() on the way.",
+                        "All predictions of a batch are compared with a single number, which differs between "
+                        "batches: the targets were averaged over the batch, or one target was broadcast to all "
+                        "samples.",
+                        "pass one target per sample, criterion(outputs, targets), with equal shapes, and average "
+                        "only the loss; look for targets.mean(0) or expand() in the data pipeline.",
                         cause="averaged targets",
                     ),
                 )
@@ -160,10 +160,11 @@ class SortedTargets(Check):
                     ("target",),
                     uniform,
                     self.share,
-                    f"{number(100 * uniform)} % of the batches read hold one kind of target, though there are "
-                    f"{number(kinds)}: they come sorted, and each batch unlearns the ones before.",
-                    "shuffle: DataLoader(dataset, batch_size=32, shuffle=True); a dataset that is read as a stream, by "
-                    "a buffer of many classes.",
+                    f"{number(100 * uniform)} % of the batches contain a single class, although there are "
+                    f"{number(kinds)} classes: the data are sorted by class, and each batch undoes what earlier "
+                    "ones taught.",
+                    "shuffle: DataLoader(dataset, batch_size=32, shuffle=True); for a streamed dataset, use a "
+                    "shuffle buffer that holds many classes.",
                     cause="sorted",
                 ),
             )
@@ -172,22 +173,22 @@ class SortedTargets(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class UnrelatedTargets(Check):
-    """Find targets that have nothing to do with the inputs, as when one of the two was shuffled alone.
+    """Report targets that do not depend on the inputs, for example because one of the two was shuffled separately.
 
-    Three things have to come together, each of which is harmless alone. The loss lies at the level of the best constant
-    answer and does not fall any more. Kernel tests on at least ``tested`` different samples, and an F-test of a linear
-    relation on all that are remembered, find no trace of dependence: the greatest z is below ``sure`` now, and below
-    ``usual`` in the middle of the last five readings (a linear relation to one of ten features that explains a fifth of
-    the variance gives about 5 with 128 samples, a parity of three bits among twenty 5 with 256; one of five bits they
-    cannot see).
+    Three conditions must hold together. First, the loss is at the level of the best constant prediction and no longer
+    falls. Second, kernel tests on at least ``tested`` different samples, and an F-test of a linear relation on all
+    stored samples, find no dependence: the largest z-score is below ``sure`` now, and below ``usual`` in the median of
+    the last five readings. For comparison, a linear relation to one of ten features that explains a fifth of the
+    variance gives a z-score of about 5 with 128 samples; a parity of three bits among twenty gives 5 with 256; a parity
+    of five bits is not detected.
 
-    And gradients of consecutive batches do not agree, so that no direction helps them all; after ``many`` tests that
-    need not be, since answers that are learned by heart, or a mean over places, have directions, and the loss may lie
-    as low as ``heart``. In the first ``settle`` steps nothing is said.
+    Third, gradients of consecutive batches do not agree, so no direction improves them all. After ``many`` tests this
+    is not required, because memorized targets, or a mean over positions, have such directions, and the loss may then be
+    as low as ``heart``. Nothing is reported in the first ``settle`` steps.
 
     Why it is bad:
-        There is nothing to learn: the loss rests at the level of a constant answer, and later the model learns the
-        training set by heart.
+        There is nothing to learn. The loss stays at the level of a constant prediction, and later the model memorizes
+        the training set.
 
     Example:
         x = x[torch.randperm(len(x))]  # the targets keep their order
@@ -198,20 +199,20 @@ class UnrelatedTargets(Check):
         loader = DataLoader(TensorDataset(x[order], y[order]), batch_size=32)
 
     Not reported:
-        The loss falls, or is below 0.95 of the best constant's; fewer than 128 samples; consecutive gradients agree; a
-        dependence that only shows in products of four and more features.
+        The loss falls, or is below 0.95 of that of the best constant prediction; fewer than 128 samples; consecutive
+        gradients agree; a dependence that exists only in products of four or more features.
 
     Source: Bierens 1982, Journal of Econometrics 20; Zhang et al. 2017, arXiv:1611.03530.
 
     Attributes:
-        tested: Least number of different samples tested.
-        sure: Least z-score that counts as dependence.
-        level: Least share of the best constant's loss.
-        agree: Least typical cosine of consecutive gradients that counts as agreement.
-        settle: Steps in which a model may find its feet.
-        usual: Least typical z-score of the last tests that counts as dependence.
-        many: Tests after which they are trusted further.
-        heart: Least share of the best constant's loss then.
+        tested: Minimum number of different samples tested.
+        sure: Minimum z-score that counts as dependence.
+        level: Minimum fraction of the loss of the best constant prediction.
+        agree: Minimum typical cosine of consecutive gradients that counts as agreement.
+        settle: Number of initial steps without a verdict.
+        usual: Minimum typical z-score of the last tests that counts as dependence.
+        many: Number of tests after which gradients need not disagree.
+        heart: Minimum fraction of the loss of the best constant prediction then.
     """
 
     usual: float = 2.0
@@ -264,11 +265,11 @@ class UnrelatedTargets(Check):
                     ("target",),
                     z,
                     self.sure,
-                    f"Targets show no dependence on the inputs (z = {number(z)} over {number(rows)} samples), the loss "
-                    f"stays at {number(100 * share)} % of that of the best constant answer, and gradients of "
-                    "consecutive batches do not agree.",
-                    "look at some samples with their targets, and keep them together: shuffle with one order, order = "
-                    "torch.randperm(len(x)); x, y = x[order], y[order], or in one DataLoader(TensorDataset(x, y), "
+                    f"The targets do not depend on the inputs (z = {number(z)} over {number(rows)} samples), the "
+                    f"loss stays at {number(100 * share)} % of that of the best constant prediction, and gradients "
+                    "of consecutive batches do not agree.",
+                    "compare some samples with their targets, and shuffle both with the same permutation, order = "
+                    "torch.randperm(len(x)); x, y = x[order], y[order], or use one DataLoader(TensorDataset(x, y), "
                     "shuffle=True).",
                     cause="unrelated",
                     follows_from=(IssueType.WRONG_LOSS, IssueType.DATA_SCALE, IssueType.NOT_TRAINING),
@@ -284,10 +285,10 @@ class UnrelatedTargets(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class CopiedTargets(Check):
-    """Find words that are to be predicted from themselves: each target is the word that entered at its own place.
+    """Report tokens that are predicted from themselves: each target equals the input token at the same position.
 
-    The loss goes to 0 within some steps, and nothing is learned of what comes next. Only where a path leads from each
-    word to its own prediction; hidden words are other words, and what does not count is left out.
+    The loss goes to 0 within some steps, and the model does not learn to predict the next token. Checked only if a path
+    leads from each token to its own prediction, so masked tokens do not count. Ignored targets are excluded.
 
     Why it is bad:
         The model learns to copy its input. The loss goes to 0 within some steps, and generated text repeats the prompt.
@@ -301,10 +302,11 @@ class CopiedTargets(Check):
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     Not reported:
-        No path leads from a word to its own prediction, as where it is hidden; what does not count in the loss.
+        No path leads from a token to its own prediction, for example because it is masked; targets that the loss
+        ignores.
 
     Attributes:
-        readings: Fewest readings in which all were the same.
+        readings: Minimum number of readings in which all targets were equal to the inputs.
     """
 
     readings: int = 4
@@ -328,10 +330,10 @@ class CopiedTargets(Check):
                     ("target",),
                     1.0,
                     1.0,
-                    f"Each target is the very word that entered at its place, in {len(shares)} batches: the model sees "
-                    "the answer, and learns to copy it.",
-                    "move the targets on by one, inputs, targets = tokens[:, :-1], tokens[:, 1:]; a model that does so "
-                    "itself (labels= of Hugging Face) is given them as they are.",
+                    f"Each target equals the input token at the same position, in {len(shares)} batches: the model "
+                    "only has to copy its input.",
+                    "shift the targets by one, inputs, targets = tokens[:, :-1], tokens[:, 1:]; a model that "
+                    "shifts them itself (labels= in Hugging Face) takes unshifted targets.",
                     cause="copied",
                     origin="targets are the inputs",
                 ),
@@ -341,13 +343,12 @@ class CopiedTargets(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class EmptyLoss(Check):
-    """Find losses that are exactly 0, and send back nothing, from the first step on: no target counts.
+    """Report losses that are exactly 0, without any gradient, from the first step on: all targets are ignored.
 
-    A loss that starts at 0 by the data alone would differ from it for one sample in ``least`` batches.
+    If the data alone caused a loss of 0, it would differ from 0 for one sample in ``least`` batches.
 
     Why it is bad:
-        A loss of exactly 0 looks solved and sends back nothing: no target counts, often because all of them are
-        padding.
+        A loss of exactly 0 looks solved but has no gradient. No target counts, often because all of them are padding.
 
     Example:
         labels = torch.full_like(tokens, -100)
@@ -358,10 +359,10 @@ class EmptyLoss(Check):
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     Not reported:
-        One loss of 20 or one gradient was not 0.
+        One of 20 losses, or one gradient, was not 0.
 
     Attributes:
-        least: Fewest losses, and half as many gradients, before anything is said.
+        least: Minimum number of losses, and of half as many gradients, before anything is reported.
     """
 
     least: int = 20
@@ -388,10 +389,10 @@ class EmptyLoss(Check):
                 ("target",),
                 0.0,
                 0.0,
-                f"All {loss.count} losses up to step {record.step} were exactly 0, and so was every gradient: no "
-                "target counts.",
-                "look at the targets that remain: (labels != -100).sum() must not be 0; check the mask, ignore_index "
-                "and the weights of the loss.",
+                f"All {loss.count} losses up to step {record.step} were exactly 0, and so was every gradient: every "
+                "target is masked or ignored.",
+                "check that unmasked targets remain: (labels != -100).sum() must not be 0; check the mask, "
+                "ignore_index and the weights of the loss.",
                 since=int(loss.steps[0]) if loss.count <= len(loss.steps) else 1,
                 cause="empty",
             ),

@@ -20,17 +20,17 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Collapse(Check):
-    """Find models whose layers, from one on to the last, give out nearly the same for every sample.
+    """Report models whose layers, from one on to the last, have nearly the same output for every sample.
 
-    What a layer gives out varies from sample to sample (or node, or position) by some share of its size. Where that of
-    the first block of a chain is ``healthy`` or more, and from one of at least two blocks on to the last at most
-    ``same``, no later layer can tell samples apart; that the loss stays at that of the best constant answer confirms
-    it. Where there is no such answer to compare with, as for embeddings that are only drawn together, the last block
-    must have varied by ``healthy`` at first, and vary by ``gone`` at most now.
+    The variation of a layer's output between samples (or nodes, or positions) is measured relative to its norm. It must
+    be ``healthy`` or more at the first block of a chain, and at most ``same`` from one of at least two blocks on to the
+    last; no later layer can then distinguish samples. A loss at the level of the best constant prediction confirms
+    this. If there is no such prediction, as for embeddings that are only pulled together, the last block must have
+    varied by ``healthy`` at first and vary by at most ``gone`` now.
 
     Why it is bad:
-        The answer hardly depends on the input. Rounds of averaging over neighbours make all nodes of a graph alike;
-        embeddings that are only drawn together all become one.
+        The output hardly depends on the input. Repeated averaging over neighbors makes all nodes of a graph alike
+        (over-smoothing); embeddings that are only pulled together become equal (representation collapse).
 
     Example:
         for layer in self.layers:  # 16 rounds, each the mean over the neighbours
@@ -41,19 +41,19 @@ class Collapse(Check):
             x = x + torch.relu(layer(adjacency @ x))
 
     Not reported:
-        The loss is below 0.95 of the best constant answer's; a path leads around the blocks;
-        VANISHING, DEAD, SATURATION, first weights or the learning rate explain it.
+        The loss is below 0.95 of that of the best constant prediction; a path leads around the blocks; VANISHING, DEAD,
+        SATURATION, BAD_INIT or LEARNING_RATE explains it.
 
     Source: Oono and Suzuki 2020, arXiv:1905.10947; Jing et al. 2022, arXiv:2110.09348.
 
     Attributes:
-        same: Greatest variation of a collapsed block, as a share of its size.
-        gone: The same of the last block where the loss tells nothing.
-        healthy: Least variation of the first block, and of the last one at first.
-        level: Least share of the best constant answer's loss.
-        blocks: Fewest blocks that collapsed where the loss agrees.
-        settle: Steps before anything is said.
-        readings: Readings of the loss that must agree.
+        same: Maximum variation of a collapsed block, as a fraction of its norm.
+        gone: The same for the last block if the loss cannot be compared.
+        healthy: Minimum variation of the first block, and of the last one at first.
+        level: Minimum fraction of the loss of the best constant prediction.
+        blocks: Minimum number of collapsed blocks if the loss confirms it.
+        settle: Number of steps before anything is reported.
+        readings: Number of readings of the loss that must agree.
     """
 
     same: float = 0.01
@@ -94,12 +94,12 @@ class Collapse(Check):
             layers,
             value,
             self.same,
-            f"from {layers[0]} on what samples differ by is at most {number(100 * value)} % of the size of the "
-            f"outputs, in {some(layers)}; after {links.sites[first]} it is {number(100 * float(shares[first]))} %: "
-            "the model gives every sample the same answer.",
-            f"add a skip connection around {layers[0]} (x + layer(x)) or use fewer rounds of averaging; where the loss "
-            "only draws embeddings together, add what holds them apart: negatives, .detach() of one side, or a term "
-            "on their variance.",
+            f"from {layers[0]} on, the outputs of different samples differ by at most {number(100 * value)} % of "
+            f"their norm, in {some(layers)}; after {links.sites[first]} it is {number(100 * float(shares[first]))} "
+            "%: the model has the same output for every sample.",
+            f"add a skip connection around {layers[0]} (x + layer(x)) or use fewer averaging (message passing) "
+            "layers; if the loss only pulls embeddings together, add a term that keeps them apart: negatives, "
+            ".detach() on one side, or a variance term.",
             cause=layers[0],
             follows_from=(
                 IssueType.NUMERICAL, IssueType.VANISHING, IssueType.EXPLODING, IssueType.DEAD, IssueType.SATURATION,
@@ -109,7 +109,7 @@ class Collapse(Check):
         )  # fmt: skip
 
     def _begin(self, history: History, sites: tuple[str, ...], shares: Floats) -> tuple[int, bool]:
-        """Return the first of the blocks that collapsed, and whether a constant answer is as good as the model's."""
+        """Return the first block that collapsed, and whether a constant prediction is as good as the model's."""
         known = history.at_sites("loss.over_constant").sites
         if known:
             agreed = any(no_better(history, site, self.level, self.readings) is not None for site in known)

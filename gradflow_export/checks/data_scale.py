@@ -14,28 +14,29 @@ from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import stuck
 
 _NORMALISE = (
-    "normalise the features with the training set's numbers, x = (x - mean) / std (pixels: x / 255, or "
-    "transforms.Normalize), or begin the model with nn.BatchNorm1d(features)."
+    "normalize the features with the statistics of the training set, x = (x - mean) / std (pixels: x / 255, or "
+    "transforms.Normalize), or start the model with nn.BatchNorm1d(features)."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataScale(Check):
-    """Find inputs of a size, or of sizes, that keep the first layer from learning.
+    """Report inputs whose scale, or whose range of scales, keeps the first layer from learning.
 
-    Along the weights of the first layer a loss is curved ``rms(x)^2`` times as much as along its bias, and along those
-    of the greatest feature ``ratio^2`` times as much as along those of a typical one: that is the condition number a
-    learning rate has to cope with. ``large`` = 10 makes it a hundred, which Adam and a good rate may cope with; it is
-    reported only when after ``settle`` steps the model is still no better than the best constant answer.
+    The curvature of the loss along the weights of the first layer is ``rms(x)^2`` times that along its bias, and along
+    the weights of the largest feature ``ratio^2`` times that of a typical one. This is a condition number that the
+    learning rate has to cope with. With ``large`` = 10 it is a hundred, which Adam and a good learning rate may handle,
+    so it is reported only if the model is no better than the best constant prediction after ``settle`` steps.
 
-    ``extreme`` = 1000 makes it a million: a step that suits the bias is a million times too large for the weights.
-    Where inputs were scaled by their least and greatest value, one mark for missing data is enough to leave all others
-    in a sliver. Large inputs are not reported where a normalisation stands before or behind the first layer, which
-    makes it blind to the scale.
+    With ``extreme`` = 1000 it is a million: an update that suits the bias is a million times too large for the weights.
+    If inputs were scaled by their minimum and maximum, one placeholder for missing data squeezes all other values into
+    a tiny range. Large inputs are not reported if a normalization before or after the first layer makes it independent
+    of the scale.
 
     Why it is bad:
-        The curvature along a weight grows with the square of its input: with pixels from 0 to 255 a step that suits the
-        biases is ten thousand times too large for the weights, and one that suits the weights does not move the biases.
+        The curvature along a weight grows with the square of its input. With pixels from 0 to 255, an update that suits
+        the biases is ten thousand times too large for the weights, and one that suits the weights does not change the
+        biases.
 
     Example:
         x = images.float()  # 0 to 255
@@ -46,19 +47,19 @@ class DataScale(Check):
         loss = F.cross_entropy(model(x), y)
 
     Not reported:
-        Inputs are large and a normalisation stands before or directly behind the first layer; the model gets better
-        than a constant answer all the same; inputs are numbers of words.
+        A normalization before or directly after the first layer; a model that becomes better than a constant prediction
+        anyway; token ids.
 
     Source: LeCun et al. 1998, Efficient BackProp, section 4.3.
 
     Attributes:
-        large: Least size of inputs, and of the greatest feature.
-        uneven: Least ratio of the greatest to a typical feature.
-        small: Greatest size that is too small.
-        extreme: Least size that is reported at once.
-        settle: Steps a model has to show that it copes.
-        level: Share of the best constant's loss that counts as no better.
-        squeezed: Least share of features whose middle half is a thousandth of what the inputs span.
+        large: Minimum magnitude of inputs, and of the largest feature.
+        uneven: Minimum ratio of the largest to a typical feature.
+        small: Maximum magnitude that is too small.
+        extreme: Minimum magnitude that is reported immediately.
+        settle: Number of steps in which a model can show that it learns anyway.
+        level: Fraction of the loss of the best constant prediction that counts as no better.
+        squeezed: Minimum fraction of features whose middle half spans a thousandth of the range of the inputs.
     """
 
     squeezed: float = 0.5
@@ -101,7 +102,7 @@ class DataScale(Check):
         return ()
 
     def _lost(self, history: History) -> bool:
-        """Whether the model has never come near the best constant answer."""
+        """Whether the model has never come near the best constant prediction."""
         series = history.at_sites("loss.over_constant")
         values = series.values[series.present]
         return len(values) > 0 and bool((values >= 3.0).all() or not np.isfinite(values).all())
@@ -117,13 +118,13 @@ class DataScale(Check):
         what = "bytes from 0 to 255" if bytes_ and size > self.large else f"a size of {number(size)}"
         message = (
             f"Inputs of {site or 'the first layer'} have {what} (mean {number(mean)}, standard deviation "
-            f"{number(spread)}), and nothing in the model normalises them."
+            f"{number(spread)}), and the model does not normalize them."
         )
         if ratio is not None:
             message = (
-                f"The greatest feature that enters {site or 'the first layer'} is {number(ratio)} times the typical "
-                f"one (inputs: mean {number(mean)}, standard deviation {number(spread)}), and nothing in the model "
-                "normalises them."
+                f"The largest input feature of {site or 'the first layer'} is {number(ratio)} times the typical one "
+                f"(inputs: mean {number(mean)}, standard deviation {number(spread)}), and the model does not "
+                "normalize them."
             )
         return Finding(
             IssueType.DATA_SCALE,
@@ -146,42 +147,42 @@ def _squeezed(record: StepRecord, site: str, least: float) -> Finding:
         ("input",),
         share,
         least,
-        f"Half of the values of {number(100 * share)} % of the features that enter {site or 'the first layer'} lie "
-        f"within a thousandth of what all inputs span (mean {number(mean)}, standard deviation {number(spread)}): a "
-        "few extremes set the scale, and the rest cannot be distinguished.",
-        "find the extremes, print(x.min(), x.max(), x.median()): take marks for missing data (-9999, 1e20) out before "
-        "the least and greatest value or the mean are taken, or scale by quantiles.",
+        f"For {number(100 * share)} % of the input features of {site or 'the first layer'}, half of the values lie "
+        f"within a thousandth of the range of all inputs (mean {number(mean)}, standard deviation "
+        f"{number(spread)}): a few outliers set the scale, and the other values are nearly equal.",
+        "find the outliers, print(x.min(), x.max(), x.median()): remove placeholders for missing data (-9999, "
+        "1e20) before computing the minimum, maximum or mean, or scale by quantiles.",
         cause="squeezed",
         origin="extremes set the scale",
     )
 
 
 def _same(site: str, spread: float) -> Finding:
-    but = f" but for {number(100 * spread)} % of their size" if spread else ""
+    but = f" up to {number(100 * spread)} % of their norm" if spread else ""
     return Finding(
         IssueType.DATA_SCALE,
         Severity.HIGH,
         ("input",),
         spread,
         spread,
-        f"All samples that enter {site or 'the first layer'} are equal{but}: there is nothing to tell them apart by.",
-        "look at what the loader gives out, print(next(iter(loader))[0].std(dim=0)): a transform may divide integers "
-        "(x // 255) or take a mean off that is not that of the data, or one sample may be repeated.",
+        f"All input samples of {site or 'the first layer'} are equal{but}: the model cannot distinguish them.",
+        "check the batches of the loader, print(next(iter(loader))[0].std(dim=0)): a transform may use integer "
+        "division (x // 255) or subtract the wrong mean, or one sample may be repeated.",
         cause="equal inputs",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetScale(Check):
-    """Find targets of a regression that are out of proportion to what the model gives out.
+    """Report regression targets whose scale is out of proportion to the model's outputs.
 
-    A fresh network gives out numbers of about 1, and one step of size ``lr`` moves them by a small multiple of it.
-    Reported only where predictions stay below ``reach`` of the targets' size (or above its inverse) and the loss is no
-    better than the best constant's, after ``settle`` steps. Losses with bounded outputs are WRONG_LOSS's.
+    A new network outputs values of about 1, and one step of size ``lr`` changes them by a small multiple of it.
+    Reported only if predictions stay below ``reach`` of the targets' magnitude (or above its inverse) and the loss is
+    no better than that of the best constant prediction after ``settle`` steps. Bounded outputs are WRONG_LOSS.
 
     Why it is bad:
-        A new network gives out numbers of about 1, and a step moves them by a small multiple of the learning rate:
-        targets of 100 000 are thousands of steps away, whatever the model learns of the inputs.
+        A new network outputs values of about 1, and a step changes them by a small multiple of the learning rate.
+        Targets of 100 000 are thousands of steps away, whatever the model learns from the inputs.
 
     Example:
         loss = F.mse_loss(model(x), prices)  # prices of about 250 000
@@ -190,14 +191,14 @@ class TargetScale(Check):
         loss = F.mse_loss(model(x), (prices - prices.mean()) / prices.std())
 
     Not reported:
-        Predictions reach a twentieth of the targets' size within 20 steps; the loss is below that of the best constant
-        answer; the last activation bounds the outputs, which is WRONG_LOSS.
+        Predictions reach a twentieth of the targets' magnitude within 20 steps; the loss is below that of the best
+        constant prediction; an output activation bounds the outputs, which is WRONG_LOSS.
 
     Attributes:
-        large: Least size of targets.
-        small: Greatest size of targets that are too small.
-        reach: Greatest size of predictions, as a share of that of targets.
-        settle: Steps until it is judged.
+        large: Minimum magnitude of targets.
+        small: Maximum magnitude of targets that are too small.
+        reach: Maximum magnitude of predictions, as a fraction of that of the targets.
+        settle: Number of steps before it is judged.
     """
 
     large: float = 30.0
@@ -227,10 +228,10 @@ class TargetScale(Check):
                     ("target",),
                     reach,
                     self.reach if far else 1.0 / self.reach,
-                    f"Targets have a size of {number(size)}, and predictions ({site or 'the model'}) after "
-                    f"{record.step} steps {number(reach)} times that: at this rate they do not get there.",
-                    "standardise the targets, y = (y - y_mean) / y_std, and undo it on predictions; or give the last "
-                    "layer that mean and scale: nn.init.constant_(last.bias, y_mean).",
+                    f"Targets have a magnitude of {number(size)}, and predictions ({site or 'the model'}) after "
+                    f"{record.step} steps have {number(reach)} times that: at this rate they do not reach it.",
+                    "standardize the targets, y = (y - y_mean) / y_std, and invert this for predictions; or "
+                    "initialize the last layer with that mean and scale: nn.init.constant_(last.bias, y_mean).",
                     cause="target",
                 ),
             )

@@ -194,16 +194,17 @@ def owner_of(node: Node, names: Mapping[int, str]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class CutOff(Check):
-    """Find layers whose outputs are used in a way that passes no gradient back to them.
+    """Report layers whose outputs are used in a way that blocks the gradient.
 
-    What enters them was drawn by ``sample()`` from a distribution whose parameters train (and whose ``log_prob`` nobody
-    asks for), or comes by a step of rounding alone, whose gradient is 0. What comes before has another part of the
-    loss, such as a divergence from a prior, so that gradients are there and only this one is not. Where it has none,
-    all its gradients are 0, and :class:`~gradflow_export.checks.parameters.not_training.NotTraining` reports that.
+    The next layer's input was drawn by ``sample()`` from a distribution whose parameters are trained (and whose
+    ``log_prob`` is not used), or comes from a rounding operation, whose gradient is 0. The layers before have another
+    term of the loss, such as a divergence from a prior, so they do get a gradient, but not this one. If they have no
+    other term, all their gradients are 0, and :class:`~gradflow_export.checks.parameters.not_training.NotTraining`
+    reports them.
 
     Why it is bad:
-        One part of the loss never reaches the layers before the draw or the rounding. They train by the other part
-        alone: an encoder learns to please its prior and forgets the input.
+        One term of the loss never reaches the layers before the draw or the rounding. They are trained only by the
+        other term: an encoder fits its prior and ignores the input.
 
     Example:
         z = Normal(mean, std).sample()
@@ -214,8 +215,8 @@ class CutOff(Check):
         reconstruction = decoder(z)
 
     Not reported:
-        A draw whose log_prob the loss asks for, as in policy gradients; a layer to which a gradient leads on another
-        way; layers that have no gradient at all, of which not-training tells.
+        A draw whose log_prob is part of the loss, as in policy gradients; a layer that gets a gradient through another
+        path; layers without any gradient, which not-training reports.
 
     Source: Kingma and Welling 2014, arXiv:1312.6114, sec. 2.4.
     """
@@ -242,10 +243,10 @@ class CutOff(Check):
                 layers,
                 1.0,
                 0.0,
-                f"what {some(given)} is given was drawn or rounded from the outputs of {some(made)}, and passes no "
-                "gradient on: of this part of the loss they never hear.",
-                "draw with rsample() in place of sample() or torch.normal(mean, std), or mean + std * torch.randn_like("
-                "std); round straight through, x + (x.round() - x).detach().",
+                f"the input of {some(given)} is sampled or rounded from the outputs of {some(made)} and blocks the "
+                "gradient: this part of the loss does not train them.",
+                "draw with rsample() instead of sample() or torch.normal(mean, std), or mean + std * "
+                "torch.randn_like(std); round with a straight-through estimator, x + (x.round() - x).detach().",
                 cause="cut off",
             ),
         )

@@ -21,21 +21,20 @@ _DROPOUT, _TRAINING, _ASLEEP = "mode.evaluation_dropout", "mode.evaluation_train
 
 @dataclass(frozen=True, kw_only=True)
 class WrongMode(Check):
-    """Find dropout in evaluation mode, evaluation in training mode, and training in evaluation mode.
+    """Report dropout in evaluation mode, evaluation in training mode, and training in evaluation mode.
 
-    Noise in evaluation is reported for a model that answers a question alone, in which all losses are of predictions
-    against targets that are classes or one number for each sample, and where the same data are not evaluated several
-    times: what generates, reconstructs or averages over its noise needs it. Passes without gradients in training mode
-    count as evaluation where they come between some steps only: methods that need one for each step (pseudo-labels,
-    adversarial directions) are in order. Where a model itself is never called, calls of its children
-    count, of a model that answers a question alone.
+    Noise in evaluation is reported only for a single predictive model: all losses compare predictions with targets that
+    are classes or one number per sample, and the same data are not evaluated several times. Models that generate,
+    reconstruct or average over noise need it. Passes without gradients in training mode count as evaluation only if
+    they occur between some of the steps; methods that need one for each step (pseudo-labels, adversarial directions)
+    are not reported. If the model itself is never called, calls of its children count, for a single predictive model.
 
-    A model that trains in evaluation mode from the first step has its statistics frozen on purpose, unless these are
-    the 0 and 1 that a BatchNorm is made with.
+    A model that trains in evaluation mode from the first step has frozen its statistics intentionally, unless these are
+    the initial 0 and 1 of a BatchNorm.
 
     Why it is bad:
-        Dropout in evaluation makes measurements worse and different each time; evaluation in training mode moves the
-        statistics of BatchNorm; a model that stays in evaluation mode trains without its regularisation.
+        Dropout in evaluation makes results worse and different each time; evaluation in training mode changes the
+        statistics of BatchNorm; a model that stays in evaluation mode trains without its regularization.
 
     Example:
         accuracy = (model(x_val).argmax(1) == y_val).float().mean()  # the model is in training mode
@@ -47,15 +46,15 @@ class WrongMode(Check):
         model.train()
 
     Not reported:
-        The same data are evaluated several times in a row (Monte Carlo dropout); a part was put into training mode by
-        hand; a pass without gradients before each step; noise in models that generate or reconstruct; a model that
-        trains in evaluation mode from the first step, with statistics that were measured.
+        The same data are evaluated several times in a row (Monte Carlo dropout); a submodule was put into training mode
+        explicitly; a pass without gradients before each step; noise in models that generate or reconstruct; a model
+        that trains in evaluation mode from the first step with estimated statistics.
 
     Attributes:
-        episodes: Least number of steps before which the model was evaluated in training mode.
-        often: Greatest share of such steps.
-        asleep: Least number of steps in evaluation mode.
-        patience: One; the numbers above are the patience.
+        episodes: Minimum number of steps before which the model was evaluated in training mode.
+        often: Maximum fraction of such steps.
+        asleep: Minimum number of steps in evaluation mode.
+        patience: One; the counts above already require persistence.
     """
 
     episodes: int = 2
@@ -80,12 +79,12 @@ class WrongMode(Check):
         names, worst = _above(record, _DROPOUT)
         if names:
             message = (
-                f"dropout drops {number(100 * worst)} % at {some(names)} although the model is in evaluation mode: two "
-                "evaluations of the same data differ."
+                f"dropout drops {number(100 * worst)} % at {some(names)} although the model is in evaluation mode: "
+                "two evaluations of the same data give different results."
             )
             advice = (
-                "tie it to the mode: F.dropout(x, p, training=self.training), dropout_p=self.p if self.training else "
-                "0.0 for scaled_dot_product_attention, or use nn.Dropout as a registered submodule."
+                "pass the mode to it: F.dropout(x, p, training=self.training), dropout_p=self.p if self.training "
+                "else 0.0 for scaled_dot_product_attention, or use nn.Dropout as a registered submodule."
             )
             yield _finding(Severity.HIGH, names, worst, 0.0, message, advice, "dropout in evaluation")
 
@@ -93,12 +92,12 @@ class WrongMode(Check):
         names, _ = _above(record, _NOISE)
         if names and supervised(history):
             message = (
-                f"random numbers are drawn at {some(names)} although the model is in evaluation mode: two evaluations "
-                "of the same data differ."
+                f"random numbers are drawn at {some(names)} although the model is in evaluation mode: two "
+                "evaluations of the same data give different results."
             )
             advice = (
-                "draw them in training alone, if self.training: x = x + noise, and take the mean or the most likely "
-                "choice (argmax) else; where they are meant, evaluate the same data several times and average."
+                "draw them only in training, if self.training: x = x + noise, and use the mean or argmax "
+                "otherwise; if the noise is intended, evaluate the same data several times and average."
             )
             yield _finding(Severity.MEDIUM, names, 1.0, 0.0, message, advice, "noise in evaluation")
 
@@ -110,7 +109,8 @@ class WrongMode(Check):
             if len(episodes) <= self.often * recent:
                 message = (
                     f"{number(passes)} passes without gradients before this step, as in {len(episodes)} of the last "
-                    f"{recent} steps, ran in training mode: {some(names)} drop or use and change batch statistics."
+                    f"{recent} steps, ran in training mode: {some(names)} apply dropout, or use and update batch "
+                    "statistics."
                 )
                 advice = "call model.eval() before evaluation and model.train() after it."
                 yield _finding(
@@ -122,8 +122,9 @@ class WrongMode(Check):
         episodes = _episodes(history.at_sites(_ASLEEP))
         if names and len(episodes) >= self.asleep:
             message = (
-                f"the model trains in evaluation mode since step {episodes[0]}: {some(names)} do not drop and do not "
-                f"learn batch statistics{', as they did before' if episodes[0] > 1 else ', which nobody has measured'}."
+                f"the model has been training in evaluation mode since step {episodes[0]}: {some(names)} apply no "
+                "dropout and do not update batch "
+                f"statistics{', as they did before' if episodes[0] > 1 else ', which still have their initial values'}."
             )
             advice = "call model.train() after each evaluation, before the next training step."
             first = float(len(episodes))

@@ -315,16 +315,16 @@ def _told(
 
 @dataclass(frozen=True, kw_only=True)
 class SeenAnswers(Check):
-    """Find models that are to predict the next word of a sequence and can see it: no causal mask, or one turned round.
+    """Report models that should predict the next token but can attend to it: no causal mask, or an inverted one.
 
-    Targets that are the words of the input moved on by one, word for word, are proof of the task; attention of a place
-    to the next one, or a recurrent layer that reads these words from the end, that the target is among the inputs. The
-    loss then falls to nothing, and of a text that is to be written nothing is known. What encodes another sequence, a
-    prefix of which most targets do not count, and targets that are not moved are not reported.
+    Targets that equal the input tokens shifted by one show that the task is next-token prediction. Attention from a
+    position to the next one, or a recurrent layer that reads the tokens in reverse, shows that the target is part of
+    the input. The loss then goes to 0, and generation fails. Encoders of another sequence, prefixes whose targets are
+    mostly ignored, and unshifted targets are not reported.
 
     Why it is bad:
-        The loss goes to next to nothing while the model reads the answer instead of predicting it. Where text is
-        generated the next word is not there to be read, and the output is noise.
+        The loss goes to nearly 0 while the model copies the target instead of predicting it. During generation the next
+        token does not exist yet, and the output is noise.
 
     Example:
         y = F.scaled_dot_product_attention(q, k, v)  # in a model that predicts the next word
@@ -333,11 +333,11 @@ class SeenAnswers(Check):
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     Not reported:
-        Targets that are not the inputs moved on by one; an encoder of another sequence; a prefix whose targets mostly
-        do not count; sequences too short to tell.
+        Targets that are not the inputs shifted by one; an encoder of another sequence; a prefix whose targets are
+        mostly ignored; sequences too short for a verdict.
 
     Attributes:
-        share: Least share of places that see the next one.
+        share: Minimum fraction of positions that attend to the next one.
     """
 
     share: float = 0.5
@@ -361,11 +361,12 @@ class SeenAnswers(Check):
                 layers,
                 max(values.values()),
                 self.share,
-                f"targets are the words of the input moved on by one, and {some(layers)} sees the next word at "
-                f"{number(100 * max(values.values()))} % of the places: the answer is read, not predicted.",
-                "hide what comes later: F.scaled_dot_product_attention(q, k, v, is_causal=True), mask=nn.Transformer."
-                "generate_square_subsequent_mask(n), or scores.masked_fill(torch.ones(n, n).triu(1).bool(), -inf); "
-                "recurrent layers with bidirectional=False.",
+                f"targets are the input tokens shifted by one, and {some(layers)} attends to the next token at "
+                f"{number(100 * max(values.values()))} % of the positions: the model copies the target instead of "
+                "predicting it.",
+                "mask later positions: F.scaled_dot_product_attention(q, k, v, is_causal=True), "
+                "mask=nn.Transformer.generate_square_subsequent_mask(n), or scores.masked_fill(torch.ones(n, "
+                "n).triu(1).bool(), -inf); recurrent layers with bidirectional=False.",
                 cause="target leakage",
                 origin="target leakage",
             ),

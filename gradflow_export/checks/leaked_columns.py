@@ -132,14 +132,14 @@ def _copy(x: Floats, y: Floats, places: npt.NDArray[np.int64], *, numbers: bool)
 
 @dataclass(frozen=True, kw_only=True)
 class LeakedTarget(Check):
-    """Find targets that are among the inputs: a column of the table, or the last step of the window.
+    """Report targets that are part of the inputs: a column of the table, or the last step of the window.
 
-    Samples of inputs and targets are compared number by number. A column that is the target in each of at least
-    ``samples`` different ones, but for one factor and one offset, is no coincidence.
+    Inputs and targets are compared value by value. A column that equals the target in each of at least ``samples``
+    different samples, up to one factor and one offset, is not a coincidence.
 
     Why it is bad:
-        The model reads the answer. The loss on training and on held-out data goes to nothing, and where the answer is
-        not known yet the model knows nothing.
+        The model copies the target. The loss on training and held-out data goes to 0, and predictions are useless when
+        the target is not known yet.
 
     Example:
         x = table  # the price is still one of its columns
@@ -153,10 +153,11 @@ class LeakedTarget(Check):
 
     Not reported:
         Targets that are the inputs as a whole, or more than a quarter of them; earlier steps of a sequence; a target
-        that follows from several columns together; fewer than 128 different samples; fewer than 4 columns; images.
+        that can be computed only from several columns together; fewer than 128 different samples; fewer than 4 columns;
+        images.
 
     Attributes:
-        samples: Fewest different samples.
+        samples: Minimum number of different samples.
     """
 
     samples: int = ROWS
@@ -179,10 +180,11 @@ class LeakedTarget(Check):
                     ("input",),
                     rows,
                     float(self.samples),
-                    f"Column {number(column)} of the inputs is the target, in each of {number(rows)} different "
-                    "samples: the model reads the answer.",
-                    f"take it out of the inputs, x = torch.cat([x[:, :{int(column)}], x[:, {int(column)} + 1:]], dim=1)"
-                    ", or end the window one step before the target; whatever else was made of the target must go too.",
+                    f"Column {number(column)} of the inputs equals the target, in each of {number(rows)} different "
+                    "samples: the model copies the target from its input.",
+                    f"remove it from the inputs, x = torch.cat([x[:, :{int(column)}], x[:, {int(column)} + 1:]], "
+                    "dim=1), or end the window one step before the target; remove any other feature derived from "
+                    "the target too.",
                     cause="leaked target",
                     origin="the target is among the inputs",
                 ),

@@ -170,14 +170,15 @@ def terms_of_sum(node: Node) -> tuple[Terms, bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class NestedLosses(Check):
-    """Find backward passes through a running sum of losses, which take the gradient of each loss again and again.
+    """Report backward passes through a running sum of losses, which use the gradient of each loss repeatedly.
 
-    A loss that holds the one before it, in one step and with its gradient still there, is counted twice; micro-batches
-    and losses that share a part of their graph hold no other loss as a whole. One that holds those of earlier steps
-    must do so twice over: a player's loss may hold another's.
+    A loss that contains the previous one, in the same step and with its gradient not cleared, is counted twice.
+    Micro-batches, and losses that share a part of their graph, do not contain another loss as a whole. A loss that
+    contains losses of earlier steps must contain at least two, because the loss of one player of a GAN may contain that
+    of the other.
 
     Why it is bad:
-        The gradient of the first loss is used again in each later backward pass: steps are too large, and time and
+        The gradient of the first loss is used again in each later backward pass. Updates are too large, and time and
         memory grow with every pass.
 
     Example:
@@ -190,13 +191,13 @@ class NestedLosses(Check):
         total += loss.item()
 
     Not reported:
-        Losses that share a part of their graph and are not part of each other; gradients that are cleared in between; a
-        loss that holds another's once, as of two players.
+        Losses that share a part of their graph but do not contain each other; gradients that are cleared in between; a
+        loss that contains another one once, as with two players.
 
     Attributes:
-        readings: Least number of readings with two nested losses, among the last 16.
-        deep: Nested losses of which two readings are enough.
-        patience: One; the readings are the patience.
+        readings: Minimum number of readings with two nested losses, among the last 16.
+        deep: Number of nested losses for which two readings suffice.
+        patience: One; ``readings`` already requires persistence.
     """
 
     readings: int = 4
@@ -219,12 +220,12 @@ class NestedLosses(Check):
         if not often and (recent >= self.deep).sum() < 2:
             return ()
         message = (
-            f"backward() is called on a sum that still holds the losses before: {number(float(recent.max()))} losses "
-            "are nested, and the gradient of the first is used as many times."
+            f"backward() is called on a running sum that contains earlier losses: {number(float(recent.max()))} "
+            "losses are nested, and the gradient of the first is used that many times."
         )
         advice = (
-            "call backward() on the loss of this batch alone, loss.backward(), or once on the finished sum; add up "
-            "total += loss.item() for the log. Then retain_graph=True is not needed."
+            "call backward() only on the loss of this batch, loss.backward(), or once on the final sum; for "
+            "logging use total += loss.item(). Then retain_graph=True is not needed."
         )
         cause = "running sum"
         return (

@@ -30,31 +30,33 @@ MOST = 0.9
 
 
 _UNSEEN = (
-    "backward passes and no optimizer step seen. If no torch.optim.Optimizer is used, call exporter.step() once after "
-    "each update; where a trainer owns the loop, from its callback at the end of a batch. If tensors that stand in for "
-    "the parameters are trained (functional_call), watch nn.ParameterList(tensors) and put gradients into their .grad."
+    "backward passes and no optimizer step seen. If no torch.optim.Optimizer is used, call exporter.step() once "
+    "after each update; if a trainer runs the loop, call it from the end-of-batch callback. If other tensors are "
+    "trained in place of the parameters (functional_call), watch nn.ParameterList(tensors) and assign their "
+    "gradients to .grad."
 )
 _WAITING = (
     "backward passes whose gradients were cleared, and the optimizer of these parameters has not stepped: call its "
     "step() before zero_grad()."
 )
 _COPIED = (
-    "steps of an optimizer that holds tensors shaped as this model's parameters, and no step of the model's own. If "
-    "the model is trained through them (functional_call, stacked by vmap, a stage of a pipeline), watch a module that "
-    "holds what is trained, such as nn.ParameterList(tensors), or give the model's own parameters to the optimizer."
+    "steps of an optimizer that holds tensors shaped as this model's parameters, and no step of the model's own. "
+    "If the model is trained through them (functional_call, stacked by vmap, a pipeline stage), watch a module "
+    "that holds the trained tensors, such as nn.ParameterList(tensors), or pass the model's own parameters to the "
+    "optimizer."
 )
 _GATHERED = (
     "backward passes whose gradients add up, and the optimizer of these parameters has not stepped. Unless gradients "
     "are accumulated over more passes than that, call its step(), then zero_grad()."
 )
 _TRANSFORMED = (
-    "calls of the model inside torch.func (grad, vmap), and no optimizer step seen. If it is trained so, put what "
-    "torch.func returns into .grad of the parameters, then call exporter.step() after each update or step with an "
-    "optimizer that holds them; of tensors that stand in for the parameters, watch nn.ParameterList(tensors)."
+    "calls of the model inside torch.func (grad, vmap), and no optimizer step seen. If this trains the model, "
+    "assign the gradients that torch.func returns to .grad of the parameters, then call exporter.step() after each "
+    "update or use an optimizer that holds them; for stacked or copied parameters, watch nn.ParameterList(tensors)."
 )
 _UNGRADED = (
-    "changes of the weights between calls of the model without gradients, and no optimizer step seen. If it is trained "
-    "so (by evolution, by formulas of one's own), call exporter.step() once after each update."
+    "changes of the weights between calls of the model without gradients, and no optimizer step seen. If this is "
+    "training (evolution strategies, manual updates), call exporter.step() once after each update."
 )
 
 

@@ -20,42 +20,45 @@ _OTHERS = tuple(
 
 _OPEN = "left to learn"
 _FIT_FIRST = (
-    "first fit one batch, for _ in range(200): step(x, y): where its loss does not go to 0, the graph, the rate or the "
-    "optimizer is at fault, else the data; then try ten times and a tenth of the rate."
+    "first overfit a single batch, for _ in range(200): step(x, y): if its loss does not reach 0, the graph, the "
+    "learning rate or the optimizer is at fault, otherwise the data; then try ten times and a tenth of the "
+    "learning rate."
 )
 _LEFT = (
-    "compare what each layer gets: its learning rate (a group of its own?), the size of its first weights, dropout and "
-    "weight decay; then try ten times and a tenth of the rate."
+    "compare the layers: learning rate (a separate parameter group?), scale of the initial weights, dropout and "
+    "weight decay; then try ten times and a tenth of the learning rate."
 )
 _WEIGH = (
-    "weigh this part more or the others less: sum a reconstruction over its features where a KL is summed, let the "
-    "weight of a KL grow from 0, divide the loss of each task by its first size."
+    "increase the weight of this term or reduce the others: sum the reconstruction loss over features if the KL is "
+    "summed, anneal the KL weight from 0, divide the loss of each task by its initial value."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class NotLearning(Check):
-    """Find runs that say no more than a constant would, when nothing else explains it.
+    """Report runs that are no better than a constant prediction, if no other issue explains it.
 
-    After ``settle`` steps every loss still lies at or above ``level`` of the best constant answer's in the middle of
-    ``readings`` readings, and neither over the later two thirds of the run nor at their end did it fall against its own
-    noise: of 100 steps a fall by 0.8 standard deviations of that noise would have been noticed in about half of all
-    cases, one by 1.2 in nine of ten. Where it lies above ``wild`` times that level, as after a bad start or under
+    After ``settle`` steps, the median of the last ``readings`` losses is at or above ``level`` of that of the best
+    constant prediction, and the loss did not fall beyond its own noise, neither over the last two thirds of the run nor
+    at their end. Over 100 steps, a fall by 0.8 standard deviations of that noise is detected in about half of all
+    cases, a fall by 1.2 in nine of ten. If the loss is above ``wild`` times that level, as after a bad start or with
     dropout, it must not have fallen since the first step.
 
-    Beside parts that are unknown or learn, a part of the loss counts from step ``patient`` on where its targets are
-    known to depend on the inputs, and its predictions do not go with them: the reconstruction of a VAE whose KL drowns
-    it. Those of players of a game, in which a batch has one kind of target, and of policies tell nothing by their size.
+    Next to terms of the loss that are unknown or improve, a single term is judged from step ``patient`` on, if its
+    targets are known to depend on the inputs and its predictions do not correlate with them; an example is the
+    reconstruction of a VAE dominated by the KL term. Adversarial losses with one class per batch, and losses of
+    policies, are not comparable and not judged.
 
-    Where a fit in closed form on some of the samples, each left out of its own fit, explains ``open`` and more of what
-    their targets vary by, the model must have learned more than ``hardly`` of that, or have come nearer to it by as
-    much; a loss below ``wild`` that falls is left alone.
+    If a closed-form fit on some of the samples, evaluated leave-one-out, explains at least ``open`` of the variance of
+    the targets, the model must have learned more than ``hardly`` of that, or have come closer to it by as much. A loss
+    below ``wild`` that still falls is not reported.
 
-    Whatever the loss: a model whose answers are one and the same for all samples of a batch, to the last digits, though
-    what enters differs, in ``readings`` readings on end, does not use its inputs, or has averaged the samples away.
+    For any loss: a model whose outputs are equal for all samples of a batch, up to rounding, although the inputs
+    differ, in ``readings`` consecutive readings, does not use its inputs, or averages over the samples.
 
     Why it is bad:
-        The model says the same of every sample. It may be any mistake that nothing else has named: it is a last resort.
+        The model predicts the same for every sample. The cause may be any mistake that no other check has found; this
+        check is a last resort.
 
     Example:
         for x, y in loader:
@@ -66,21 +69,21 @@ class NotLearning(Check):
             loss = F.cross_entropy(model(x), y)
 
     Not reported:
-        Another issue explains it; the loss falls against its own noise; predictions go with their targets all the
-        same; the first 120 steps, 200 of a part; parts whose targets do not show that they depend on the inputs;
-        players of a game and policies, whose losses tell nothing by their size.
+        Another issue explains it; the loss falls beyond its own noise; predictions correlate with their targets anyway;
+        the first 120 steps, or 200 for a single term; terms whose targets show no dependence on the inputs; adversarial
+        losses and policies, whose losses are not comparable.
 
     Attributes:
-        settle: Steps in which a model may find its feet.
-        early: Steps in which a last layer that began with zeros may give all samples one answer.
-        level: Least share of the best constant's loss.
-        wild: A share of the best constant's loss that chance alone does not explain.
-        patient: Steps in which targets without a trace of dependence on the inputs are left to BAD_TARGETS.
-        sure: Least z-score that counts as dependence.
-        open: Least share of the variance that a fit in closed form explains where targets can be learned.
-        hardly: Share of that which counts as nearly nothing.
-        readings: How many readings are looked at.
-        heal: Many; what chance lets fall for a few readings is not learned.
+        settle: Number of initial steps without a verdict.
+        early: Number of steps in which a last layer initialized with zeros may give all samples the same output.
+        level: Minimum fraction of the loss of the best constant prediction.
+        wild: Multiple of the loss of the best constant prediction that chance alone does not explain.
+        patient: Number of steps in which targets without a measurable dependence on the inputs are left to BAD_TARGETS.
+        sure: Minimum z-score that counts as dependence.
+        open: Minimum fraction of the variance that a closed-form fit explains if the targets can be learned.
+        hardly: Fraction of that which counts as nearly nothing.
+        readings: Number of readings used.
+        heal: High, because a fall by chance over a few readings is not learning.
     """
 
     settle: int = 120
@@ -119,10 +122,10 @@ class NotLearning(Check):
                     ("",),
                     1.0,
                     1.0,
-                    f"The model gives all samples of a batch one and the same answer, to the last digits, in "
-                    f"{self.readings} readings up to step {record.step}, though what enters differs.",
-                    "look for a mean, sum or softmax over the first dimension, which is the batch, x.mean(0), "
-                    "F.softmax(x, dim=0), and for a layer whose output is all zeros or is not used.",
+                    f"The model has the same output for all samples of a batch, up to rounding, in {self.readings} "
+                    f"readings up to step {record.step}, although the inputs differ.",
+                    "look for a mean, sum or softmax over the batch dimension, x.mean(0), F.softmax(x, dim=0), and "
+                    "for a layer whose output is all zeros or unused.",
                     cause="one answer",
                     follows_from=_OTHERS,
                 ),
@@ -145,10 +148,13 @@ class NotLearning(Check):
         if not shares:
             return ()
         layers, part = (("",), "the loss") if whole else (tuple(shares), f"the loss at {some(tuple(shares))}")
-        message = f"After {record.step} steps {part} is {number(100 * worst)} % of that of the best constant answer" + (
-            " and does not fall against its own noise: nothing of the inputs is used."
-            if whole
-            else ": its targets depend on the inputs, and its predictions do not."
+        message = (
+            f"After {record.step} steps {part} is {number(100 * worst)} % of that of the best constant prediction"
+            + (
+                " and does not fall beyond its own noise: the inputs are not used."
+                if whole
+                else ": its targets depend on the inputs, and its predictions do not."
+            )
         )
         return (
             Finding(
@@ -169,7 +175,7 @@ class NotLearning(Check):
         return whole and fell_since(history, issue.step) and not self.lasts(issue, history)
 
     def lasts(self, issue: Issue, history: History) -> bool:
-        """Return whether every loss is at the level of a constant answer still; a fall by chance is no end of it."""
+        """Return whether every loss is still at the level of a constant prediction; a fall by chance does not count."""
         learns = any(self._excused(history, site) for site in history.at_sites("loss.over_constant").sites)
         return issue.layer == "" and not learns and none_better(history, self.level, self.readings) is not None
 
@@ -194,8 +200,9 @@ class NotLearning(Check):
             ("",),
             share,
             1.0 - self.hardly * fit,
-            f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant answer, while "
-            f"a fit in closed form explains {number(100 * fit)} % of what its targets vary by: they can be learned.",
+            f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant "
+            f"prediction, while a closed-form fit explains {number(100 * fit)} % of the variance of the targets: "
+            "they can be learned.",
             _LEFT,
             cause=_OPEN,
             origin=_OPEN,
@@ -225,15 +232,15 @@ class NotLearning(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchForTime(Check):
-    """Find layers of sequences that run along the batch, from sample to sample, and take the steps for samples.
+    """Report recurrent and attention layers that run along the batch dimension and treat time steps as samples.
 
-    Of an input ``[samples, steps, features]`` a layer without ``batch_first=True`` takes the first dimension for time.
-    That shows where the loss has one prediction for each of what the layer takes for steps, and not one for each of
-    what it takes for sequences, nor one for each step of each.
+    For an input ``[samples, steps, features]``, a layer without ``batch_first=True`` treats the first dimension as
+    time. This is detected if the loss has one prediction for each of what the layer treats as time steps, and not one
+    for each of what it treats as sequences, nor one for each step of each sequence.
 
     Why it is bad:
-        The layer carries its state from one sample to the next, and sees one step of each: it cannot learn from order,
-        and what it says of a sample depends on the rest of the batch.
+        The layer carries its state from one sample to the next and sees one time step of each. It cannot learn from
+        order, and its output for a sample depends on the rest of the batch.
 
     Example:
         rnn = nn.LSTM(6, 16)  # takes [time, batch, features]
@@ -244,11 +251,11 @@ class BatchForTime(Check):
         output, _ = rnn(x)
 
     Not reported:
-        The loss has a prediction for each sequence as the layer takes them, or for each step of each; batch and time
-        have the same length.
+        The loss has a prediction for each sequence as the layer treats them, or for each step of each sequence; batch
+        and time have the same length.
 
     Attributes:
-        readings: Fewest readings that all say so.
+        readings: Minimum number of readings that agree.
     """
 
     readings: int = 4
@@ -282,10 +289,10 @@ class BatchForTime(Check):
                 tuple(turned),
                 samples,
                 length,
-                f"{some(tuple(turned))} takes the {number(samples)} samples of a batch for the steps of "
-                f"{number(length)} sequences: it runs from sample to sample, and not along time.",
-                "say where the batch is, nn.LSTM(..., batch_first=True) or nn.TransformerEncoderLayer(..., batch_first="
-                "True) for inputs [batch, time, features]; or give it x.transpose(0, 1).",
+                f"{some(tuple(turned))} treats the {number(samples)} samples of a batch as the time steps of "
+                f"{number(length)} sequences: it runs over samples instead of time.",
+                "set batch_first, nn.LSTM(..., batch_first=True) or nn.TransformerEncoderLayer(..., "
+                "batch_first=True) for inputs [batch, time, features]; or pass x.transpose(0, 1).",
                 cause="batch taken for time",
             ),
         )

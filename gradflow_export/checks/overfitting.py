@@ -198,18 +198,18 @@ def _is_loss(value: Any) -> TypeGuard[Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Overfitting(Check):
-    """Find runs in which the loss of evaluation rises, and goes on rising, while that of training falls.
+    """Report runs in which the evaluation loss keeps rising while the training loss falls.
 
-    The loss of evaluation is what a loss module of torch, or the model itself, gives for passes of the model without
-    gradients, as one mean for all such passes between two steps; or what ``exporter.observe(validation_loss=...)`` is
-    called with. The middle of its last three must lie above its least level: by ``rise`` of that, by ``sure`` times its
-    own noise, and by more than the mean of so few samples scatters; and the rise must go on. The loss of training must
-    have fallen meanwhile to ``fallen`` of what it was. It is a note until ``lost`` of all that had been gained is lost
-    again: a model that grows too sure of itself may still answer better.
+    The evaluation loss is what a torch loss module, or the model itself, returns for passes of the model without
+    gradients, averaged over all such passes between two steps; or what ``exporter.observe(validation_loss=...)`` gets.
+    The median of its last three values must be above its minimum: by ``rise`` of that, by ``sure`` times its own noise,
+    and by more than the standard error of the mean over so few samples; and the rise must continue. The training loss
+    must meanwhile have fallen to ``fallen`` of its value. The severity is LOW until ``lost`` of the improvement is lost
+    again, because an overconfident model may still become more accurate.
 
     Why it is bad:
-        The model learns its samples by heart. What it says of others was better before; each further step costs time
-        and makes it worse.
+        The model memorizes its training samples. Its predictions for other samples were better before; each further
+        step costs time and makes them worse.
 
     Example:
         for epoch in range(1000):
@@ -228,19 +228,19 @@ class Overfitting(Check):
                 torch.save(model.state_dict(), "best.pt")
 
     Not reported:
-        The loss of evaluation comes from a function, as ``F.cross_entropy(model(x), y)``, or is written by hand, and is
-        not handed over; several loss modules; fewer than ``readings`` evaluations; a rise that is not above the noise
-        from one evaluation to the next; a training loss that rises too; losses whose targets are no classes and no
-        single number for each sample, but for those handed over.
+        The evaluation loss comes from a function, such as ``F.cross_entropy(model(x), y)``, or is handwritten, and is
+        not passed to ``observe``; several loss modules; fewer than ``readings`` evaluations; a rise within the noise
+        between evaluations; a training loss that also rises; losses whose targets are neither classes nor a single
+        number per sample, unless passed to ``observe``.
 
     Attributes:
-        readings: Evaluations before anything is said.
-        since: Least number of evaluations after the best one.
-        rise: Least rise as a share of the least level.
-        sure: Least rise in standard deviations of the noise.
-        fallen: Greatest share of the training loss at the best evaluation.
-        gained: Least share of the first loss that must have been gained for more than a note.
-        lost: Least share of that gain that must be lost again for more than a note.
+        readings: Number of evaluations before anything is reported.
+        since: Minimum number of evaluations after the best one.
+        rise: Minimum rise as a fraction of the minimum.
+        sure: Minimum rise in standard deviations of the noise.
+        fallen: Maximum training loss, as a fraction of that at the best evaluation.
+        gained: Minimum improvement, as a fraction of the first loss, for more than LOW.
+        lost: Minimum fraction of that improvement that must be lost again for more than LOW.
     """
 
     readings: int = 8
@@ -288,10 +288,11 @@ class Overfitting(Check):
                 (RUN_SITE,),
                 now / best,
                 1 + margin / best,
-                f"the loss of evaluation has risen from {number(best)} at step {int(steps[at])} to {number(now)}, "
-                f"while that of training fell from {number(before)} to {number(after)}: samples are learned by heart.",
-                f"keep the weights of about step {int(steps[at])}, which were the best, and stop there; to learn more, "
-                "use more or augmented data, weight decay, dropout or a smaller model.",
+                f"the evaluation loss rose from {number(best)} at step {int(steps[at])} to {number(now)}, while the "
+                f"training loss fell from {number(before)} to {number(after)}: the model memorizes its training "
+                "samples.",
+                f"keep the weights of about step {int(steps[at])}, which were the best (early stopping); to improve "
+                "further, use more or augmented data, weight decay, dropout or a smaller model.",
                 since=int(steps[at]),
             ),
         )

@@ -131,10 +131,11 @@ class ReloadInstrument(Instrument):
 
 @dataclass(frozen=True, kw_only=True)
 class Reloaded(Check):
-    """Find training that begins anew from its first weights again and again, or after each step from those before it.
+    """Report training that is reset to its initial weights repeatedly, or to the previous weights after each step.
 
     Why it is bad:
-        What was learned since the last time is lost, and the optimizer goes on with moments of weights that are gone.
+        Everything learned since the last reset is lost, and the optimizer continues with moments of weights that no
+        longer exist.
 
     Example:
         for epoch in range(10):
@@ -147,14 +148,15 @@ class Reloaded(Check):
             train_one_epoch(model)
 
     Not reported:
-        A new optimizer begins with the weights, as for the next fold of a cross-validation; weights that are not the
-        first ones, as of an early stop; once; steps of which some entries stay, as where others are pruned or clamped.
+        A new optimizer for the reset weights, as for the next fold of a cross-validation; weights other than the
+        initial ones, as in early stopping; a single reset; steps after which some entries keep their change, as where
+        others are pruned or clamped.
 
     Attributes:
-        times: Least number of times.
-        stayed: Greatest share of a step that is still there at the next one, where it is taken back.
-        readings: Fewest readings in which all of it was.
-        patience: One; the times are the patience.
+        times: Minimum number of resets.
+        stayed: Maximum fraction of an update that remains at the next step, for an update that is undone.
+        readings: Minimum number of readings in which the whole update was undone.
+        patience: One; ``times`` already requires persistence.
     """
 
     times: int = 2
@@ -176,11 +178,11 @@ class Reloaded(Check):
         if count is None or not count >= self.times:
             return ()
         message = (
-            f"load_state_dict() has put the first weights back {number(count)} times since training began, and the "
-            "same optimizer goes on: what was learned in between is lost."
+            f"load_state_dict() has restored the initial weights {number(count)} times since training began, with "
+            "the same optimizer: what was learned in between is lost."
         )
         advice = (
-            "load the first checkpoint once, before the loop; within it load what was saved last: "
+            "load the initial checkpoint once, before the loop; inside the loop load the latest one: "
             "torch.save(model.state_dict(), path) at the end of each epoch."
         )
         cause = "begins anew"
@@ -199,10 +201,11 @@ def _undone(share: float, limit: float) -> Finding:
         ("",),
         share,
         limit,
-        f"of what a step changes {number(100 * share)} % at most is left at the next one: something writes the old "
-        "weights, or nearly these, back after step().",
-        "find what writes to the parameters in between, such as an average that is copied into the model: evaluate a "
-        "copy that has the average, torch.optim.swa_utils.AveragedModel(model), and let the model itself train.",
+        f"at most {number(100 * share)} % of each update is left at the next step: other code writes the old "
+        "weights, or nearly the old weights, back after step().",
+        "find the code that writes to the parameters in between, such as a weight average that is copied into the "
+        "model: evaluate a copy with the average, torch.optim.swa_utils.AveragedModel(model), and train the model "
+        "itself.",
         cause="taken back",
         origin="taken back",
     )

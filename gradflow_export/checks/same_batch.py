@@ -13,13 +13,13 @@ from gradflow_export.rules.history import History
 
 @dataclass(frozen=True, kw_only=True)
 class SameBatch(Check):
-    """Find loops whose batches hold the same samples in the same order at each step, although each is drawn anew.
+    """Report loops whose batches hold the same samples in the same order at each step, although each is loaded anew.
 
-    Training on all data at once, or on one batch as a test, keeps that batch; a batch that is made again at each
-    step and comes out the same was meant to be another one.
+    Training on all data at once, or overfitting one batch as a test, keeps the same tensor. A batch that is loaded
+    again at each step with the same content is a mistake.
 
     Why it is bad:
-        The model learns a few samples by heart. The loss goes to 0 as if all were well, and nothing is learned of the
+        The model memorizes a few samples. The loss goes to 0 as if training worked, and nothing is learned from the
         rest of the data.
 
     Example:
@@ -33,13 +33,13 @@ class SameBatch(Check):
                 loss = F.cross_entropy(model(x), y)
 
     Not reported:
-        No loader draws batches of this size from more data, as where all data are one batch; the batch lies where it
-        lay before; batches of more than 256 samples; the order of the samples changes.
+        No loader draws batches of this size from more data, for example if all data are one batch; the batch is at the
+        same memory address; batches of more than 256 samples; the order of the samples changes.
 
     Attributes:
-        repeats: Readings in a row that brought the same samples again.
-        steps: Steps before anything is said.
-        patience: One; the readings are the patience.
+        repeats: Number of consecutive readings with the same samples.
+        steps: Number of steps before anything is reported.
+        patience: One; ``repeats`` already requires persistence.
     """
 
     repeats: int = 8
@@ -63,9 +63,9 @@ class SameBatch(Check):
                     ("input",),
                     times,
                     float(self.repeats),
-                    f"{number(times + 1)} batches that were read one after the other, each drawn anew, held the very "
-                    f"same samples, up to step {record.step}: all other data are left out.",
-                    "go through the loader, for x, y in loader, instead of next(iter(loader)) at each step.",
+                    f"{number(times + 1)} consecutive batches, each loaded anew, held the same samples, up to step "
+                    f"{record.step}: the rest of the data is never used.",
+                    "iterate over the loader, for x, y in loader, instead of calling next(iter(loader)) at each step.",
                     cause="same batch",
                     origin="same batch",
                 ),

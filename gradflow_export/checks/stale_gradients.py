@@ -25,14 +25,14 @@ class _Left(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StaleGradient(Check):
-    """Find optimizers whose steps use gradients of earlier steps, or earlier calls of a closure, which nothing cleared.
+    """Report optimizers whose updates include gradients of earlier steps, or of earlier calls of a closure.
 
-    Accumulation over micro-batches clears once per step and is not meant; nor are gradients that a pass of another
-    player's loss leaves behind and that are cleared before their own.
+    Not reported: accumulation over micro-batches, which clears once per step; and gradients from the backward pass of
+    another optimizer's loss that are cleared before their own pass.
 
     Why it is bad:
-        Each step uses the sum of all gradients so far: old batches count as often as steps have passed, and the step
-        size grows without bound.
+        Each update uses the sum of all gradients so far. Old batches are counted once for every later step, and the
+        step size grows without bound.
 
     Example:
         for x, y in loader:
@@ -46,13 +46,13 @@ class StaleGradient(Check):
             optimizer.step()
 
     Not reported:
-        Accumulation over micro-batches that is cleared once per step; what another player's pass leaves behind and is
-        cleared before its own.
+        Accumulation over micro-batches that is cleared once per step; gradients from the loss of another optimizer that
+        are cleared before their own pass.
 
     Attributes:
-        readings: Least number of steps with such a gradient, among the last 16 that were looked at.
-        share: Least share of them.
-        patience: One; the readings are the patience.
+        readings: Minimum number of steps with such a gradient, among the last 16 that were read.
+        share: Minimum fraction of them.
+        patience: One; ``readings`` already requires persistence.
     """
 
     readings: int = 4
@@ -74,13 +74,13 @@ class StaleGradient(Check):
         if left is None or not record.facts.get("parameter.foreign_gradient"):
             return ()
         message = (
-            f"before its own backward pass .grad of {some(left.names)} still held what the pass of another optimizer's "
-            f"loss had left on its way through it, {number(left.worst)} times as large as the gradient used in this "
-            f"step, in {left.times} of {left.looks} steps looked at: two losses are mixed."
+            f"before its own backward pass, .grad of {some(left.names)} still held gradients from the loss of "
+            f"another optimizer, {number(left.worst)} times as large as the gradient used in this step, in "
+            f"{left.times} of {left.looks} steps: the gradients of two losses are mixed."
         )
         advice = (
-            f"call zero_grad() of the optimizer that holds {left.names[0]} directly before its own loss.backward(), or "
-            "freeze it, requires_grad_(False), while the other loss passes through."
+            f"call zero_grad() of the optimizer that holds {left.names[0]} directly before its own loss.backward(), "
+            "or freeze it, requires_grad_(False), during the backward pass of the other loss."
         )
         cause = "left by another loss"
         return (
@@ -103,9 +103,9 @@ class StaleGradient(Check):
             return ()
         everywhere = set(left.names).issuperset(stale.sites[index] for index in np.flatnonzero(told.any(axis=0)))
         message = (
-            f"before the backward pass .grad of {some(left.names)} held a gradient of earlier steps, "
-            f"{number(left.worst)} times as large as the one used in this step, in {left.times} of {left.looks} steps "
-            "looked at: the optimizer uses a sum over steps."
+            f"before the backward pass, .grad of {some(left.names)} held gradients of earlier steps, "
+            f"{number(left.worst)} times as large as the one used in this step, in {left.times} of {left.looks} "
+            "steps: the optimizer uses a sum over steps."
         )
         advice = (
             "call optimizer.zero_grad() once per step, before loss.backward(), on the optimizer or model that holds "
@@ -133,11 +133,10 @@ class StaleGradient(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class ClearedGradients(Check):
-    """Find gradients that arrive and are gone when the optimizer steps.
+    """Report gradients that are computed but cleared before the optimizer steps.
 
     Why it is bad:
-        The optimizer steps without a gradient: the loss is computed, propagated back and thrown away, and no weight
-        moves.
+        The optimizer steps without a gradient. The loss is computed and propagated back in vain, and no weight changes.
 
     Example:
         loss.backward()
@@ -150,11 +149,11 @@ class ClearedGradients(Check):
         optimizer.step()
 
     Not reported:
-        A gradient was left at any of the followed parameters in one of the last four readings.
+        A gradient was present at any of the followed parameters in one of the last four readings.
 
     Attributes:
-        readings: Least number of readings in a row.
-        patience: One; the readings are the patience.
+        readings: Minimum number of consecutive readings.
+        patience: One; ``readings`` already requires persistence.
     """
 
     readings: int = 4
@@ -177,7 +176,7 @@ class ClearedGradients(Check):
             return ()
         names = tuple(compress(kept.sites, gone))
         message = (
-            f"gradients arrived at {some(names)} in each of {self.readings} steps and none was left when the optimizer "
+            f"gradients reached {some(names)} in each of {self.readings} steps and were gone when the optimizer "
             "stepped: they are cleared between backward() and step()."
         )
         advice = (
@@ -196,13 +195,13 @@ class ClearedGradients(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class DroppedGradients(Check):
-    """Find micro-batches whose gradients are cleared before the optimizer steps, so that only the last one counts.
+    """Report micro-batches whose gradients are cleared before the optimizer steps, so that only the last one is used.
 
-    That they were to be added up is known from their losses, which are divided by their number. Each pass finds nothing
-    to add to, and the optimizer uses what the last pass brought, and nothing else.
+    Their losses are divided by their number, which shows that the gradients should be accumulated. But each pass finds
+    cleared gradients, and the optimizer uses only the gradient of the last pass.
 
     Why it is bad:
-        Of eight batches seven are computed and thrown away, and the gradient of the one that is left is an eighth.
+        Of eight batches, seven are computed in vain, and the gradient of the remaining one is divided by eight.
 
     Example:
         for i, (x, y) in enumerate(loader):
@@ -219,12 +218,12 @@ class DroppedGradients(Check):
                 optimizer.zero_grad()
 
     Not reported:
-        Losses that are not divided by the number of passes; gradients that are added up elsewhere, clipped, or
-        divided by the factor of a scaler; weights that change between the passes; steps with a closure.
+        Losses that are not divided by the number of passes; gradients that are accumulated elsewhere, clipped, or
+        divided by the loss scale; weights that change between the passes; steps with a closure.
 
     Attributes:
-        readings: Least number of steps in a row.
-        patience: One; the readings are the patience.
+        readings: Minimum number of consecutive steps.
+        patience: One; ``readings`` already requires persistence.
     """
 
     readings: int = 4
@@ -247,7 +246,7 @@ class DroppedGradients(Check):
         count, cause = float(values[present].max()), "micro-batches thrown away"
         message = (
             f"the losses of {number(count + 1)} micro-batches are divided by their number, and the gradients of "
-            f"{number(count)} of them are cleared before the optimizer steps: only the last one counts."
+            f"{number(count)} of them are cleared before the optimizer steps: only the last micro-batch is used."
         )
         advice = "call optimizer.zero_grad() after each optimizer.step(), not before each backward()."
         return (

@@ -21,16 +21,17 @@ NORMAL = 2.0**-14
 
 @dataclass(frozen=True, kw_only=True)
 class Underflow(Check):
-    """Find gradients computed in float16 most of which are exactly 0, because they lie below its smallest number.
+    """Report gradients computed in float16 that are mostly 0 because they are below its smallest number.
 
-    The grid of float16 proves it, whatever the type of the weights: below 6e-5 its numbers are multiples of 6e-8. Of at
-    least two parameters the greatest entry of the gradient must be such a multiple below 6e-5, and the mean of those
-    that are not 0 at most ``steps`` of them. A parameter counts where at least ``share`` are 0, and any other is on the
-    grid. Zeros of units that are off, or of rows that were not looked up, have entries of a usual size beside them.
+    This follows from the spacing of float16, whatever the dtype of the weights: below 6e-5 its numbers are multiples of
+    6e-8. In at least two parameters the largest entry of the gradient must be such a multiple below 6e-5, and the mean
+    of the nonzero entries at most ``steps`` multiples. A parameter counts if at least ``share`` of its entries are 0
+    and all others are multiples. Zeros of inactive units, or of rows that were not looked up, have entries of a usual
+    size next to them.
 
     Why it is bad:
-        An entry that is rounded to 0 moves nothing: most weights stay as they were, the rest are moved by what is
-        left of a few bits, and the loss falls slowly or not at all.
+        An entry that is rounded to 0 changes nothing. Most weights stay constant, the others get gradients with only a
+        few bits, and the loss falls slowly or not at all.
 
     Example:
         with torch.autocast("cuda", torch.float16):
@@ -48,12 +49,12 @@ class Underflow(Check):
 
     Not reported:
         A scaled loss; bfloat16 and float32; a loss that has fallen below a tenth of its first value; fewer than half of
-        the parameters; gradients of which the greater part is above 6e-8.
+        the parameters; gradients that are mostly above 6e-8.
 
     Attributes:
-        share: Least share of zeros in a parameter's gradient.
-        steps: Greatest mean of the entries that are not 0, in multiples of the smallest number.
-        most: Least share of the parameters that have a gradient.
+        share: Minimum fraction of zeros in the gradient of a parameter.
+        steps: Maximum mean of the nonzero entries, in multiples of the smallest number.
+        most: Minimum fraction of the parameters that have a gradient.
     """
 
     share: float = 0.5
@@ -93,8 +94,9 @@ class Underflow(Check):
                 layers,
                 value,
                 self.share,
-                f"{number(100 * value)} % of the gradient of {len(layers)} of {int(here.sum())} parameters is exactly "
-                f"0, and the rest about {number(float(typical[here & grid].max()))}: float16 has none below 6e-08.",
+                f"{number(100 * value)} % of the gradient of {len(layers)} of {int(here.sum())} parameters is "
+                f"exactly 0, and the rest is about {number(float(typical[here & grid].max()))}: float16 underflows "
+                "below 6e-08.",
                 'scale the loss, scaler = torch.amp.GradScaler("cuda"); scaler.scale(loss).backward(); '
                 "scaler.step(optimizer); scaler.update(), or compute in torch.bfloat16.",
                 cause="underflow",

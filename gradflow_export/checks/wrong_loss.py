@@ -18,8 +18,8 @@ from gradflow_export.rules.history import History
 
 _CE_TAKES_LOGITS = "return the logits and leave softmax to the loss: loss = nn.CrossEntropyLoss()(logits, targets)."
 _BCE_TAKES_LOGITS = (
-    "return the logits: loss = nn.BCEWithLogitsLoss()(logits, targets); or keep the activation, where it is a sigmoid, "
-    "and use nn.BCELoss()."
+    "return the logits: loss = nn.BCEWithLogitsLoss()(logits, targets); or, if the activation is a sigmoid, keep "
+    "it and use nn.BCELoss()."
 )
 
 
@@ -47,214 +47,211 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice=_CE_TAKES_LOGITS,
         ),
         known.RELU_BEFORE_CE: _Told(
-            message="A ReLU stands between the last layer and the cross-entropy, and holds the target's logit of "
-            "a share of {0} of the samples at 0, where no gradient passes.",
+            message="A ReLU between the last layer and the cross-entropy sets the target's logit to 0 for a "
+            "fraction of {0} of the samples: no gradient passes there.",
             advice=_CE_TAKES_LOGITS,
         ),
         known.PROBABILITIES_IN_NLL: _Told(
-            message="nll_loss, which takes logarithms of probabilities, is given probabilities: the loss is minus "
-            "a probability.",
+            message="nll_loss, which takes log-probabilities, is given probabilities: the loss is a negative "
+            "probability.",
             advice="replace softmax by log_softmax, loss = F.nll_loss(F.log_softmax(logits, dim=1), targets), or "
             "call F.cross_entropy(logits, targets).",
         ),
         known.LOGITS_IN_NLL: _Told(
-            message="nll_loss, which takes logarithms of probabilities, is given the output of a linear layer: "
-            "the loss has no lower bound.",
-            advice="call F.cross_entropy(logits, targets), or put nn.LogSoftmax(dim=1) behind the last layer.",
+            message="nll_loss, which takes log-probabilities, is given logits: the loss has no lower bound.",
+            advice="call F.cross_entropy(logits, targets), or add nn.LogSoftmax(dim=1) after the last layer.",
         ),
         known.SIGMOID_BEFORE_BCE: _Told(
-            message="The binary cross-entropy with logits is given the result of a sigmoid: it cannot say less "
-            "than a probability of 0.5, and the loss of a positive cannot fall below {0}.",
+            message="The binary cross-entropy with logits is given the result of a sigmoid: predicted "
+            "probabilities cannot be below 0.5, and the loss of a positive cannot fall below {0}.",
             advice=_BCE_TAKES_LOGITS,
         ),
         known.SOFTMAX_BEFORE_BCE: _Told(
-            message="The binary cross-entropy with logits is given the result of a softmax: it cannot say less "
-            "than a probability of 0.5.",
+            message="The binary cross-entropy with logits is given the result of a softmax: predicted "
+            "probabilities cannot be below 0.5.",
             advice=_BCE_TAKES_LOGITS,
         ),
         known.TANH_BEFORE_BCE: _Told(
-            message="The binary cross-entropy with logits is given the result of a tanh: probabilities stay "
-            "within 0.27 and 0.73.",
+            message="The binary cross-entropy with logits is given the result of a tanh: predicted probabilities "
+            "stay between 0.27 and 0.73.",
             advice=_BCE_TAKES_LOGITS,
         ),
         known.RELU_BEFORE_BCE: _Told(
-            message="The binary cross-entropy with logits is given the result of a ReLU: it cannot say less than "
-            "a probability of 0.5.",
+            message="The binary cross-entropy with logits is given the result of a ReLU: predicted probabilities "
+            "cannot be below 0.5.",
             advice=_BCE_TAKES_LOGITS,
         ),
         known.PROBABILITIES_IN_KL: _Told(
-            message="kl_div, which takes logarithms of probabilities first, is given probabilities.",
+            message="kl_div, which takes log-probabilities as its first argument, is given probabilities.",
             advice="call F.kl_div(F.log_softmax(logits, dim=-1), target_probabilities, reduction='batchmean').",
         ),
         known.LOGARITHMS_IN_KL: _Told(
-            message="kl_div, which takes probabilities as targets, is given numbers below 0, as logarithms are: the "
-            "loss is NaN.",
-            advice="F.kl_div(log_probabilities, targets.softmax(-1), reduction='batchmean'); or say that logarithms "
-            "come: log_target=True.",
+            message="kl_div, which takes probabilities as targets, is given negative numbers such as "
+            "log-probabilities: the loss is NaN.",
+            advice="F.kl_div(log_probabilities, targets.softmax(-1), reduction='batchmean'); or, for targets that "
+            "are log-probabilities, set log_target=True.",
         ),
         known.SOFTMAX_OF_ONE: _Told(
-            message="A softmax runs over one class: it is 1 whatever the model says, and no gradient passes.",
-            advice="use nn.BCEWithLogitsLoss() for one output, or give the last layer as many outputs as there "
-            "are classes: nn.Linear(features, 2).",
+            message="A softmax over one class is always 1, whatever the model computes, and no gradient passes.",
+            advice="use nn.BCEWithLogitsLoss() for one output, or use one output per class in the last layer: "
+            "nn.Linear(features, 2).",
         ),
         known.SOFTMAX_OVER_BATCH: _Told(
-            message="A softmax runs over the batch instead of the classes: what is said of a sample depends on "
-            "the others.",
-            advice="name the dimension of the classes: softmax(dim=-1), or dim=1 for outputs [N, C, ...].",
+            message="A softmax runs over the batch instead of the classes: the prediction for a sample depends on "
+            "the other samples.",
+            advice="use the class dimension: softmax(dim=-1), or dim=1 for outputs [N, C, ...].",
         ),
         known.OVER_POSITIONS: _Told(
-            message="A softmax of the loss runs over the positions instead of the classes, which the last layer gives "
-            "in the last dimension: positions compete for each class.",
+            message="The softmax of the loss runs over positions instead of classes, which are the last dimension "
+            "of the model's output: positions compete for each class.",
             advice="log_softmax(dim=-1); F.cross_entropy takes classes in dimension 1: F.cross_entropy(logits.transpose"
             "(1, 2), targets), or logits.reshape(-1, classes).",
         ),
         known.OVER_SAMPLES: _Told(
-            message="A softmax within the model runs over the {0} samples of a batch: what it gives for one of them "
+            message="A softmax within the model runs over the {0} samples of a batch: the output for one sample "
             "depends on the others.",
-            advice="name the dimension that is chosen from, softmax(dim=1) for the places of inputs [N, places, ...]; "
-            "the first one is the batch.",
+            advice="use the dimension to choose from, softmax(dim=1) over the positions of inputs [N, positions, "
+            "...]; dimension 0 is the batch.",
         ),
         known.OVER_QUERIES: _Told(
-            message="A softmax of attention runs over its {0} queries instead of the keys: the weights with which a "
-            "query sums up values do not add up to 1, and depend on the other queries.",
-            advice="scores [..., queries, keys] take softmax(dim=-1).",
+            message="A softmax of attention runs over its {0} queries instead of the keys: the weights of a query "
+            "do not sum to 1, and depend on the other queries.",
+            advice="use scores.softmax(dim=-1) for scores of shape [..., queries, keys].",
         ),
         known.SWAPPED: _Told(
-            message="The binary cross-entropy is given predictions in the place of targets: what it takes for "
-            "predictions has no gradient, and the loss is linear in what the model says.",
-            advice="predictions come first: F.binary_cross_entropy(predictions, targets).",
+            message="The binary cross-entropy is given predictions and targets in the wrong order: its first "
+            "argument has no gradient, and the loss is linear in the model's output.",
+            advice="pass predictions first: F.binary_cross_entropy(predictions, targets).",
         ),
         known.TWICE: _Told(
-            message="A softmax or sigmoid is given the result of another one: probabilities stay close to each other "
-            "whatever the model says.",
-            advice="apply it once: return the logits of the model, and give them to F.cross_entropy(logits, targets) "
-            "or F.binary_cross_entropy_with_logits(logits, targets).",
+            message="A softmax or sigmoid is applied to the result of another one: the probabilities stay close to "
+            "each other whatever the model computes.",
+            advice="apply it once: return the logits of the model, and pass them to F.cross_entropy(logits, "
+            "targets) or F.binary_cross_entropy_with_logits(logits, targets).",
         ),
         known.POSITIONS_MIXED: _Told(
-            message="The softmax runs over numbers of several samples or pixels instead of the classes of one: a view "
-            "has mixed the dimensions.",
-            advice="move the classes last before the shape is changed, logits.permute(0, 2, 3, 1).reshape(-1, "
-            "classes); or give cross_entropy the logits as [N, C, ...].",
+            message="The softmax runs over values of several samples or pixels instead of the classes of one: a "
+            "view() or reshape() has mixed the dimensions.",
+            advice="move the class dimension to the end before reshaping, logits.permute(0, 2, 3, 1).reshape(-1, "
+            "classes); or pass logits of shape [N, C, ...] to cross_entropy.",
         ),
         known.BROADCAST: _Told(
             message="Predictions and targets have different shapes and were broadcast to all {0} x {0} pairs: the "
-            "best answer is then one number for all samples.",
+            "best prediction is then one number for all samples.",
             advice="make the shapes equal: criterion(outputs.squeeze(-1), targets), or targets.unsqueeze(-1).",
         ),
         known.OUT_OF_REACH: _Told(
-            message="Targets lie where the last activation cannot go: a share of {0} of their variance is out of "
-            "reach.",
-            advice="leave the last activation away, or bring the targets into its range: sigmoid (0, 1), tanh "
-            "(-1, 1), ReLU 0 and above.",
+            message="Targets lie outside the range of the output activation: a fraction of {0} of their variance "
+            "is out of reach.",
+            advice="remove the output activation, or scale the targets into its range: sigmoid (0, 1), tanh (-1, "
+            "1), ReLU 0 and above.",
         ),
         known.TARGETS_NO_SHARE: _Told(
-            message="A share of {0} of the targets of a binary cross-entropy lies outside 0 to 1: the loss has no "
+            message="A fraction of {0} of the targets of a binary cross-entropy is outside [0, 1]: the loss has no "
             "lower bound.",
-            advice="bring them to 0 and 1: targets = (targets > 0).float(), or targets / 255 for masks read from "
-            "images.",
+            advice="map them to 0 and 1: targets = (targets > 0).float(), or targets / 255 for masks read from images.",
         ),
         known.MAXIMISED: _Told(
-            message="The loss enters with a minus and has grown to {0} times that of the best constant answer: it "
-            "is maximised.",
-            advice="drop the minus: loss = criterion(outputs, targets); cross-entropy and squared errors are "
-            "positive already.",
+            message="The loss has a minus sign and has grown to {0} times that of the best constant prediction: it "
+            "is maximized.",
+            advice="remove the minus: loss = criterion(outputs, targets); cross-entropy and squared error are "
+            "already minimized.",
         ),
         known.LOGITS_IN_CTC: _Told(
-            message="ctc_loss, which takes logarithms of probabilities, is given the output of a layer: the loss has "
-            "no lower bound.",
+            message="ctc_loss, which takes log-probabilities, is given logits: the loss has no lower bound.",
             advice="loss = F.ctc_loss(scores.log_softmax(-1), targets, input_lengths, target_lengths).",
         ),
         known.PROBABILITIES_IN_CTC: _Told(
-            message="ctc_loss, which takes logarithms of probabilities, is given probabilities: between the most and "
-            "the least likely it sees a factor of 2.7.",
+            message="ctc_loss, which takes log-probabilities, is given probabilities: the most and the least "
+            "likely class differ by at most a factor of 2.7.",
             advice="replace softmax by log_softmax: F.ctc_loss(scores.log_softmax(-1), targets, input_lengths, "
             "target_lengths).",
         ),
         known.UNSIGNED: _Told(
-            message="A margin loss, which takes labels of -1 and 1, is given 0 for a share of {0} of them: there it is "
-            "the same whatever the model says.",
-            advice="bring the labels to -1 and 1: loss = criterion(scores, 2.0 * labels - 1.0).",
+            message="A margin loss, which takes labels of -1 and 1, is given 0 for a fraction of {0} of them: for "
+            "these samples it is constant, whatever the model computes.",
+            advice="map the labels to -1 and 1: loss = criterion(scores, 2.0 * labels - 1.0).",
         ),
         known.MANY_LABELS: _Told(
-            message="The cross-entropy of a softmax is given rows of targets that hold more than one 1, in a share of "
-            "{0} of the samples: their shares cannot all be 1, and the classes compete.",
-            advice="for labels that may be true together, nn.BCEWithLogitsLoss()(logits, targets); for one class of "
-            "several that are right, targets / targets.sum(1, keepdim=True).",
+            message="The softmax cross-entropy is given multi-label targets, with more than one 1 for a fraction "
+            "of {0} of the samples: the classes compete, and their probabilities cannot all be 1.",
+            advice="for independent labels, nn.BCEWithLogitsLoss()(logits, targets); for a choice among several "
+            "correct classes, targets / targets.sum(1, keepdim=True).",
         ),
         known.CLAMPED_SCORES: _Told(
-            message="The binary cross-entropy, which takes probabilities, is given a layer's outputs cut off at 0 and "
-            "1: where they lie beyond, no gradient passes.",
+            message="The binary cross-entropy, which takes probabilities, is given a layer's outputs clamped to "
+            "[0, 1]: no gradient passes where they are outside.",
             advice=_BCE_TAKES_LOGITS,
         ),
         known.COSINES_IN_CE: _Told(
-            message="The cross-entropy is given cosines, which lie between -1 and 1 and are not scaled up: it cannot "
-            "fall below {0}.",
+            message="The cross-entropy, which takes logits, is given unscaled cosine similarities between -1 and "
+            "1: it cannot fall below {0}.",
             advice="multiply them by a scale, as in CosFace and CLIP: F.cross_entropy(16.0 * cosines, targets). A "
             "temperature divides: cosines / 0.07.",
         ),
         known.FOCAL_OF_MEAN: _Told(
-            message="The focal weight (1 - exp(-loss)) ** gamma is made of the mean over a batch: all samples get the "
-            "same weight.",
-            advice="take the loss of each sample first: ce = F.cross_entropy(logits, targets, reduction='none'); "
-            "((1 - torch.exp(-ce)) ** gamma * ce).mean().",
+            message="The focal weight (1 - exp(-loss)) ** gamma is computed from the mean loss of a batch: all "
+            "samples get the same weight.",
+            advice="compute the loss of each sample first: ce = F.cross_entropy(logits, targets, "
+            "reduction='none'); ((1 - torch.exp(-ce)) ** gamma * ce).mean().",
         ),
         known.OVERLAP_MINIMISED: _Told(
-            message="The overlap of predictions and targets (Dice, Jaccard) is added to the loss: the least overlap is "
-            "the best.",
-            advice="loss = 1.0 - overlap.",
+            message="The overlap of predictions and targets (Dice, Jaccard) is minimized: the loss is lowest "
+            "without any overlap.",
+            advice="use loss = 1.0 - overlap.",
         ),
         known.RATES_IN_POISSON: _Told(
-            message="poisson_nll_loss takes the logarithm of a rate, and is given an output that cannot be negative, "
-            "as a rate is: its exponential is at least 1.",
-            advice="leave the activation away, or say that rates come: nn.PoissonNLLLoss(log_input=False).",
+            message="poisson_nll_loss, which takes the logarithm of a rate, is given an output that cannot be "
+            "negative: the predicted rate is at least 1.",
+            advice="remove the activation, or use rates: nn.PoissonNLLLoss(log_input=False).",
         ),
         known.SCORES_IN_LOGARITHM: _Told(
-            message="The loss takes the logarithm of a layer's outputs, where probabilities are meant: of those below "
-            "0 nothing is left, those above 1 are rewarded without end.",
-            advice="make probabilities of them first, logits.log_softmax(1) or F.logsigmoid(logits); or call "
+            message="The loss takes the logarithm of logits instead of probabilities: it is undefined for outputs "
+            "below 0, and unbounded for outputs above 1.",
+            advice="compute log-probabilities instead, logits.log_softmax(1) or F.logsigmoid(logits); or call "
             "F.cross_entropy(logits, targets) or F.binary_cross_entropy_with_logits(logits, targets).",
         ),
         known.SCORES_IN_OVERLAP: _Told(
-            message="An overlap (Dice, Jaccard, Tversky), which takes probabilities, is given the output of a layer: "
-            "its sums may vanish, and the loss has no lower bound.",
+            message="An overlap loss (Dice, Jaccard, Tversky), which takes probabilities, is given logits: its "
+            "denominator can be 0, and the loss has no lower bound.",
             advice="use probabilities: dice_loss(torch.sigmoid(logits), targets), or logits.softmax(1) for classes.",
         ),
         known.UNLIKELY: _Told(
-            message="The loss is the logarithm of what the model gives the targets, without a minus: it makes them as "
-            "unlikely as it can.",
-            advice="loss = -log_probabilities.gather(1, targets[:, None]).mean(), or F.nll_loss(log_probabilities, "
-            "targets).",
+            message="The loss is the log-probability of the targets without a minus: training makes the targets as "
+            "unlikely as possible.",
+            advice="use loss = -log_probabilities.gather(1, targets[:, None]).mean(), or "
+            "F.nll_loss(log_probabilities, targets).",
         ),
         known.WITHOUT_BOUND: _Told(
-            message="A scale and its logarithm pull the loss in the same direction: it falls without bound as the "
-            "scale goes to its end, whatever the data.",
-            advice="check the signs. A Gaussian has error ** 2 / (2 * variance) + log(variance) / 2; a flow subtracts "
-            "the log-determinant of the way from data to noise; the KL of a VAE is -0.5 * (1 + logvar - mu ** 2 - "
-            "logvar.exp()).sum().",
+            message="The terms of a scale (variance) and of its logarithm push the scale in the same direction: "
+            "the loss falls without bound as the scale goes to 0 or infinity, whatever the data.",
+            advice="check the signs. A Gaussian has error ** 2 / (2 * variance) + log(variance) / 2; a flow "
+            "subtracts the log-determinant of the map from data to noise; the KL of a VAE is -0.5 * (1 + "
+            "logvar - mu ** 2 - logvar.exp()).sum().",
         ),
         known.WEIGHTS_TURNED: _Told(
-            message="The weights of the loss are as large as their classes are frequent: the rarest has {0} of the "
-            "weight of the most frequent, and is left out twice.",
-            advice="turn them round: nn.CrossEntropyLoss(weight=counts.sum() / counts), or "
+            message="The class weights of the loss are proportional to the class frequencies: the rarest class has "
+            "{0} of the weight of the most frequent one, which makes the imbalance worse.",
+            advice="invert them: nn.CrossEntropyLoss(weight=counts.sum() / counts), or "
             "nn.BCEWithLogitsLoss(pos_weight=negatives / positives).",
         ),
         known.DRAWN_TOGETHER: _Told(
-            message="The loss does nothing but draw two predictions together, and trains both: it is least where every "
-            "sample gets the same answer.",
-            advice="take one side as given: loss = criterion(student, teacher.detach()), with the teacher left out of "
-            "the optimizer; or add what holds samples apart, such as targets, negatives or a term on the variance.",
+            message="The loss only pulls two predictions together, and trains both: it is lowest when the output "
+            "is the same for every sample (representation collapse).",
+            advice="detach one side: loss = criterion(student, teacher.detach()), with the teacher not in the "
+            "optimizer; or add a term that keeps samples apart: targets, negatives or a variance term.",
         ),
         known.WITH_ITSELF: _Told(
-            message="The loss takes the distance of two outputs that are equal to the bit in every batch: this part of "
-            "it is 0, and draws nothing together.",
-            advice="look at how pairs are drawn: a positive is another sample of the class, or another view of it; "
+            message="The loss is the distance between two outputs that are identical in every batch: this term is "
+            "always 0 and trains nothing.",
+            advice="check how pairs are sampled: a positive is another sample of the class, or another view of it; "
             "print((anchor == positive).all()).",
         ),
         known.OWN_POSITIVES: _Told(
-            message="Each sample of a contrastive loss is its own positive: both sides of a pair are equal to the last "
-            "bit, and nothing is learned of what two views share.",
-            advice="augment twice: one, other = augment(x), augment(x); without augmentation, dropout has to differ "
-            "between the two passes.",
+            message="Each sample of a contrastive loss is its own positive: both sides of a pair are identical, so "
+            "the model learns no invariance between views.",
+            advice="augment twice: one, other = augment(x), augment(x); without augmentation, use different "
+            "dropout masks in the two passes.",
         ),
     }
 )
@@ -275,22 +272,22 @@ _LESSER = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class WrongLoss(Check):
-    """Say what the graph of a loss proves to be wrong with it.
+    """Report mistakes in the loss that follow from its computation graph.
 
-    Nearly all of it follows from structure, which no batch changes: a bounded activation before a loss that takes
-    logits, a shape that was broadcast, a dimension. Three things are judged by numbers. Targets out of reach: below
-    ``reach`` of their variance they may be noise around the end of a range. A ReLU before a cross-entropy is harmless
-    as long as it lets gradients through; ``shut`` is the share of samples for which it does not.
+    Nearly all of them are structural and independent of the batch: a bounded activation before a loss that takes
+    logits, a broadcast shape, a wrong dimension. Three are judged by numbers. Targets out of reach: below ``reach`` of
+    their variance, they may be noise at the end of the range. A ReLU before a cross-entropy is harmless as long as
+    gradients pass; ``shut`` is the fraction of samples for which they do not.
 
-    A loss with a minus may belong to a player of a game, who is to lose; only when it has grown to ``grown`` times the
-    loss of the best constant answer at ``readings`` readings on end does nothing hold against it. Log-probabilities
-    given to a cross-entropy, which a second log_softmax does not change, and binary cross-entropy on one-hot classes
-    are no mistakes.
+    Third, a loss with a minus sign may be the loss of an adversary. It is reported only if it has grown to ``grown``
+    times that of the best constant prediction in ``readings`` consecutive readings. Log-probabilities given to a
+    cross-entropy, which a second log_softmax does not change, and binary cross-entropy on one-hot classes are not
+    mistakes.
 
     Why it is bad:
-        The loss still falls, to a floor that the mistake sets: a softmax before a cross-entropy over 3 classes cannot
-        fall below 0.55, a broadcast regression learns the mean of the targets. Accuracy stays low and no curve says
-        why.
+        The loss still falls, but to a floor that the mistake sets: a softmax before a cross-entropy over 3 classes
+        cannot fall below 0.55, and a broadcast regression learns the mean of the targets. Accuracy stays low, and no
+        curve shows why.
 
     Example:
         model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3), nn.Softmax(dim=1))
@@ -302,15 +299,16 @@ class WrongLoss(Check):
 
     Not reported:
         Log-probabilities given to a cross-entropy, which a second log_softmax does not change; binary cross-entropy on
-        one-hot classes; a loss with a minus that does not grow, as a game's player has; a ReLU before the loss that
-        lets gradients through; two predictions drawn together beside targets, negatives or anything else.
+        one-hot classes; a loss with a minus sign that does not grow, as in adversarial training; a ReLU before the loss
+        that lets gradients pass; two predictions that are pulled together, if there are also targets, negatives or
+        other terms.
 
     Attributes:
-        reach: Least share of the targets' variance that is out of reach.
-        shut: Least share of samples whose target's logit a ReLU holds at 0.
-        grown: Least multiple of the best constant's loss for a loss that is maximised.
-        readings: How many readings have to say so.
-        several: Least share of samples with more than one label.
+        reach: Minimum fraction of the targets' variance that is out of reach.
+        shut: Minimum fraction of samples whose target logit a ReLU sets to 0.
+        grown: Minimum multiple of the loss of the best constant prediction for a loss that is maximized.
+        readings: Number of readings that must agree.
+        several: Minimum fraction of samples with more than one label.
     """
 
     reach: float = 0.05

@@ -77,7 +77,9 @@ class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]  # noqa: 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the ``gradflow`` command, with all of its commands."""
-    parser = argparse.ArgumentParser(prog="gradflow", description="See which layer of a PyTorch model does not learn.")
+    parser = argparse.ArgumentParser(
+        prog="gradflow", description="Monitor training health of PyTorch models: which layer does not learn, and why."
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {metadata.version('gradflow-export')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", action=_Commands)
     for add_parser in (

@@ -53,11 +53,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--steps",
         type=int,
         default=unset,
-        help=f"optimizer steps to watch (default: {STEPS}, more where they are fast)",
+        help=f"optimizer steps to watch (default: {STEPS}, more if they are fast)",
     )
     add("--all", action="store_true", default=unset, help="watch the script to its end")
-    add("--format", choices=FORMATS, default=unset, help="how findings are printed (default: text)")
-    add("--output", type=Path, default=unset, help="write findings to this file")
+    add("--format", choices=FORMATS, default=unset, help="output format (default: text)")
+    add("--output", type=Path, default=unset, help="write the report to this file")
     add(
         "--try",
         dest="tried",
@@ -65,22 +65,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         const="yes",
         choices=("yes", "all"),
         default=unset,
-        help="run the script again with one change at a time, and say which makes it learn; --try=all tries every "
-        f"change (default: where that takes less than {PATIENCE:.0f} s)",
+        help="run the script again with one change at a time to find what makes it learn; --try=all tries every "
+        f"change (default: if that takes less than {PATIENCE:.0f} s)",
     )
     add("--no-try", dest="tried", action="store_const", const="no", default=unset, help="watch only")
-    add("--cpu-budget", default=unset, help="for the experiments: seconds, or 40x for the time of 40 runs")
+    add("--cpu-budget", default=unset, help="CPU time for the experiments: seconds, or 40x for the time of 40 runs")
     add(
         "--measure",
         default=unset,
-        help="what should grow instead of the loss falling: [higher:|lower:] and an "
-        "expression in the script, or stdout: and a pattern",
+        help="value to compare instead of the loss: [higher:|lower:] and an expression in the script, or stdout: "
+        "and a pattern",
     )
-    add("--html", type=Path, default=unset, help="write the report with charts to this file")
-    add("--jobs", type=int, default=unset, help="runs at a time (default: one for each processor, at most 4)")
-    add("--network", action="store_true", default=unset, help="let the script reach the network")
-    add("--fresh", action="store_true", default=unset, help="begin each run anew instead of forking it")
-    add("--in-place", action="store_true", default=unset, help="let the script write into its own folder")
+    add("--html", type=Path, default=unset, help="write an HTML report with charts to this file")
+    add("--jobs", type=int, default=unset, help="number of parallel runs (default: one per CPU, at most 4)")
+    add("--network", action="store_true", default=unset, help="allow network access for the script")
+    add("--fresh", action="store_true", default=unset, help="start each run as a new process instead of forking")
+    add("--in-place", action="store_true", default=unset, help="allow the script to write to its own folder")
 
 
 def own_words(words: Sequence[str]) -> list[str]:
@@ -170,7 +170,7 @@ def examine_script(script: Path | None, words: Sequence[str], given: argparse.Na
             _consult(report, options, steps)
         except KeyboardInterrupt as ended:
             stopped = STOPPED + next(iter(ended.args), signal.SIGINT)
-            known = "this is what was known by then" if report.outcome.steps else "nothing was known by then"
+            known = "these are the results so far" if report.outcome.steps else "there are no results yet"
             report.notes.append(f"interrupted: {known}.")
     told = _render(report, kind)
     if output is None:
@@ -198,8 +198,8 @@ def _status(report: Report) -> int:
         return 2
     if not outcome.steps and not outcome.issues:
         sys.stderr.write(
-            f"gradflow: {name} made no step of a torch.optim.Optimizer with a model that was called; nothing was "
-            f"learned of it. {_trains_elsewhere(outcome.elsewhere) or 'Give the arguments with which it trains.'}\n"
+            f"gradflow: {name} made no step of a torch.optim.Optimizer with a model that was called; nothing to "
+            f"report. {_trains_elsewhere(outcome.elsewhere) or 'Give the arguments with which it trains.'}\n"
         )
         return 2
     return report.code
@@ -210,8 +210,8 @@ def _trains_elsewhere(seconds: float) -> str:
     if seconds < ELSEWHERE:
         return ""
     return (
-        f"The processes that it started ran for {seconds:.0f} s, and what is trained in them is not seen: call the "
-        "function that trains in the script itself, such as main(0) in place of torch.multiprocessing.spawn(main)."
+        f"The processes that it started ran for {seconds:.0f} s; training in child processes is not watched. Call "
+        "the training function in the script itself: main(0) instead of torch.multiprocessing.spawn(main)."
     )
 
 
@@ -255,10 +255,10 @@ def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namesp
     seconds = RUNS * survey.run_seconds(steps) * len(survey.trainings) / laboratory.plan.jobs
     seconds += (RUNS if laboratory.whole else 3) * survey.setup
     if not tried and seconds > PATIENCE and not _wanted(seconds):
-        report.notes.append(f"nothing was tried: that would take about {seconds:.0f} s; give --try to do it.")
+        report.notes.append(f"nothing was tried: it would take about {seconds:.0f} s; pass --try to run it.")
         return
     if not survey.ended:
-        report.notes.append("the script was not followed to its end; a model that it trains later was not examined.")
+        report.notes.append("the script was stopped before its end; models that it trains later were not examined.")
     budget = _budget(getattr(options, "cpu_budget", ""), survey.run_seconds(steps))
     suspects = [issue.issue_type for issue in unexplained(found)]
     print(f"gradflow: {laboratory.reach}", file=sys.stderr)
@@ -283,7 +283,7 @@ def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namesp
             report.verdicts.append(battery.verdict)
             battery.run()
             if tried == "all" or hasattr(options, "html"):
-                tell("the questions beyond one cause")
+                tell("the additional questions")
                 report.answers += answers(laboratory, battery.verdict, survey.trainings)
 
 
@@ -291,7 +291,7 @@ def _wanted(seconds: float) -> bool:
     """Ask whether something that takes so long is wanted; nobody who cannot be asked wants it."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    sys.stderr.write(f"gradflow: trying what mends it takes about {seconds:.0f} s. Try? [y/N] ")
+    sys.stderr.write(f"gradflow: testing fixes takes about {seconds:.0f} s. Run? [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 

@@ -19,12 +19,14 @@ PLACE = re.compile(r"[\w.-]+/[\w .-]+")
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser("dashboard", help="lay out a W&B workspace for what the wandb backend sends")
+    parser = commands.add_parser("dashboard", help="create a W&B workspace for the data of the wandb backend")
     parser.add_argument("place", metavar="ENTITY/PROJECT", help="the W&B project")
     parser.add_argument("--name", default="GradFlow", help="name of the workspace (default: %(default)s)")
     parser.add_argument("--prefix", default="gradflow", help="first part of the keys (default: %(default)s)")
-    parser.add_argument("--report", action="store_true", help="save a report in place of a workspace")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be saved as JSON; asks no server")
+    parser.add_argument("--report", action="store_true", help="save a report instead of a workspace")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be saved as JSON, without contacting a server"
+    )
     parser.set_defaults(run=run)
 
 
@@ -56,7 +58,7 @@ def build(place: str, name: str, prefix: str, *, report: bool = False) -> Any:
     """
     if not PLACE.fullmatch(place):
         raise ArgumentError(
-            f"dashboard expects ENTITY/PROJECT, got {place!r}; both stand in the address of the project, "
+            f"dashboard expects ENTITY/PROJECT, got {place!r}; both are in the URL of the project, "
             "wandb.ai/ENTITY/PROJECT"
         )
     workspaces, panels = _load()
@@ -201,8 +203,8 @@ def _sections(workspaces: Any, panels: Any, prefix: str) -> list[Any]:
 
 def _verdict(panels: Any, prefix: str) -> list[Any]:
     said = (
-        f"The verdict of each run stands in the column `{prefix}/verdict`; its layers and issues stand below. "
-        "An issue says since which step, in which layer, and what to do."
+        f"The verdict of each run is in the column `{prefix}/verdict`; its layers and issues are below. Each issue "
+        "has the step, the layer and the fix."
     )
     return [
         panels.MarkdownPanel(markdown=said, layout=panels.Layout(w=8, h=6)),

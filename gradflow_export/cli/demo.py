@@ -29,10 +29,10 @@ TOUR = (
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("demo", help="train on real data, healthy or with one fault, and report")
-    parser.add_argument("--logdir", default="runs/demo", help="where the runs go (default: %(default)s)")
-    parser.add_argument("--fault", choices=FAULTS, default="none", help="what goes wrong (default: %(default)s)")
+    parser.add_argument("--logdir", default="runs/demo", help="folder for the runs (default: %(default)s)")
+    parser.add_argument("--fault", choices=FAULTS, default="none", help="fault to inject (default: %(default)s)")
     parser.add_argument("--program", choices=(*PROGRAMS, *COMPARED, "all"), default="all", help="what is trained")
-    tour = "healthy, each kind of trouble once, Pre-LN and Post-LN, and a planted mistake for the doctor"
+    tour = "train a healthy model, one run per fault, Pre-LN and Post-LN, and a planted mistake for the doctor"
     parser.add_argument("--tour", action="store_true", help=tour)
     parser.add_argument("--steps", type=_positive, default=200, help="optimizer steps (default: %(default)s)")
     parser.set_defaults(run=run)
@@ -107,10 +107,10 @@ def _title(name: str, fault: str) -> str:
     sick = f"blocks.{SICK_BLOCK}"
     what = {
         "none": "no warm-up" if name in COMPARED else "healthy",
-        "vanishing": "sick: every block passes on too little of the gradient",
-        "exploding": "sick: every block enlarges the gradient",
-        "dead": f"sick: no unit of {sick} is ever on",
-        "spike": f"sick: the batch of step {SPIKE_STEP} is broken",
+        "vanishing": "sick: every block damps the gradient",
+        "exploding": "sick: every block amplifies the gradient",
+        "dead": f"sick: all units of {sick} are dead",
+        "spike": f"sick: the batch of step {SPIKE_STEP} is corrupt",
         "nan": f"sick: {sick} divides zero by zero from step {NAN_STEP} on",
         "stagnation": f"sick: {sick} was left out of the optimizer",
     }

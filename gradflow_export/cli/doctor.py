@@ -75,11 +75,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command to the parser."""
     parser = commands.add_parser(
         "doctor",
-        help="check the installation and print a fix for each problem; or report what is wrong with a training script",
-        description="Without a script: check this installation. With one: run it for a few optimizer steps, say which "
-        "mistakes it makes silently, and run it again with one change at a time to see which makes it learn; exit "
-        "status 1 for a HIGH or CRITICAL finding or a confirmed cure, 2 when the script fails or trains nothing. What "
-        "the script writes is thrown away.",
+        help="check the installation and print a fix for each problem; or check a training script",
+        description="Without a script: check this installation. With one: run it for a few optimizer steps, report "
+        "silent mistakes, and run it again with one change at a time to find the change that makes it "
+        "learn; exit status 1 for a HIGH or CRITICAL finding or a confirmed cure, 2 when the script "
+        "fails or trains nothing. What the script writes is thrown away.",
     )
     plain = parser.parse_known_args
 
@@ -91,7 +91,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module, as python -m runs it")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="its own arguments")
     add_options(parser)
-    parser.add_argument("--logdir", type=Path, default=Path("runs"), help="where runs would go (default: %(default)s)")
+    parser.add_argument("--logdir", type=Path, default=Path("runs"), help="folder for runs (default: %(default)s)")
     parser.set_defaults(run=run)
 
 
@@ -143,7 +143,7 @@ def check_python(version: tuple[int, int]) -> Finding:
     if version < (3, 10):
         return Finding("python", "fail", text, "install Python 3.10 or newer")
     if version > (3, 13):
-        return Finding("python", "note", text, "tested with 3.10 to 3.13; report what you find")
+        return Finding("python", "note", text, "tested with 3.10 to 3.13; please report problems")
     return Finding("python", "ok", text)
 
 
@@ -204,7 +204,7 @@ def check_plugin() -> Finding:
         return Finding(
             "tensorboard plugin",
             "fail",
-            "TensorBoard does not see it: the entry point is missing",
+            "TensorBoard does not find it: the entry point is missing",
             "pip install --force-reinstall --no-deps gradflow-export, or `pip install -e .` in a checkout",
         )
     loader = points[0].load()
@@ -245,7 +245,7 @@ def check_wandb() -> Finding:
 
     missing = wandb_private.missing(wandb)
     if not missing:
-        return Finding("wandb hooks", "ok", f"all there in {wandb.__version__}")
+        return Finding("wandb hooks", "ok", f"all found in {wandb.__version__}")
     return Finding(
         "wandb hooks", "note", "; ".join(missing), f"{wandb.__version__} is not tested: pip install 'wandb<0.32'"
     )
@@ -270,7 +270,7 @@ def check_logdir(logdir: Path) -> Finding:
         return Finding(name, "fail", f"{logdir}: {place} {what}", "pass another logdir to Exporter")
     free = shutil.disk_usage(place).free / 2**20
     if free < LEAST_FREE_MB:
-        return Finding(name, "fail", f"{logdir}: only {free:.0f} MB free", "make room, or pass another logdir")
+        return Finding(name, "fail", f"{logdir}: only {free:.0f} MB free", "free disk space, or pass another logdir")
     return Finding(name, "ok", f"{logdir} is writable, {free / 1024:.1f} GB free")
 
 
@@ -280,9 +280,7 @@ def _guarded(check: Callable[[], Finding]) -> Finding:
         return check()
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Finding(
-            name, "fail", reason, "mend the import above; `pip check` names packages that do not fit together"
-        )
+        return Finding(name, "fail", reason, "fix the import above; `pip check` lists incompatible packages")
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -15,9 +15,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the command to the parser."""
     parser = commands.add_parser("export", help="write every value of a run as CSV, Parquet or JSON")
     parser.add_argument("logdir", type=Path, help="a run's folder, or a folder of runs")
-    parser.add_argument("--format", choices=list(FORMATS), required=True, help="how to write it")
+    parser.add_argument("--format", choices=list(FORMATS), required=True, help="output format")
     parser.add_argument(
-        "--output", type=Path, help="a file, or a folder for a file per run; csv and json go to the terminal without it"
+        "--output", type=Path, help="a file, or a folder with one file per run; without it, csv and json are printed"
     )
     parser.set_defaults(run=run)
 
@@ -53,7 +53,7 @@ def _to_terminal(path: Path, form: str, runs: int) -> int:
         sys.stderr.write(f"gradflow: expected one run, got {runs}; give a folder with --output, or one of them\n")
         return 2
     if form == "parquet":
-        sys.stderr.write("gradflow: a Parquet file is not for a terminal; give a file with --output\n")
+        sys.stderr.write("gradflow: Parquet cannot be printed; give a file with --output\n")
         return 2
     stored = read_newest(path)
     FORMATS[form](sys.stdout, stored.records, stored.info)

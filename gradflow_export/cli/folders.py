@@ -49,8 +49,8 @@ def read_newest(path: Path) -> Run:
     if others:
         names = ", ".join(run.sessions[-1] for run in others)
         sys.stderr.write(
-            f"gradflow: {path} holds {len(others) + 1} runs; only the newest, session {newest.sessions[-1]}, is taken. "
-            f"gradflow_export.read_run({str(path)!r}, session=...) reads the others: {names}\n"
+            f"gradflow: {path} holds {len(others) + 1} runs; only the newest, session {newest.sessions[-1]}, is "
+            f"used. gradflow_export.read_run({str(path)!r}, session=...) reads the others: {names}\n"
         )
     return newest
 

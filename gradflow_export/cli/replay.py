@@ -26,8 +26,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("--to", choices=["wandb"], required=True, help="where to send them")
     parser.add_argument("--project", default="gradflow", help="W&B project (default: %(default)s)")
     parser.add_argument("--entity", help="W&B entity; your own by default")
-    parser.add_argument("--offline", action="store_true", help="write to disk, to be sent with `wandb sync` later")
-    parser.add_argument("--alerts", action="store_true", help="raise the alerts too, as if it happened now")
+    parser.add_argument("--offline", action="store_true", help="write to disk, for a later `wandb sync`")
+    parser.add_argument("--alerts", action="store_true", help="also send the alerts")
     parser.set_defaults(run=run)
 
 

@@ -18,10 +18,12 @@ from gradflow_export.storage.reader import Run
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
-    parser = commands.add_parser("report", help="what happened in the runs below a folder")
+    parser = commands.add_parser("report", help="print a report of the runs in a folder")
     parser.add_argument("logdir", type=Path, help="a run's folder, or a folder of runs")
-    parser.add_argument("--json", action="store_true", help="everything as JSON; NaN and Inf as strings")
-    failing = "end with status 1 where an open issue is at least so severe; by default the status says nothing of them"
+    parser.add_argument("--json", action="store_true", help="print everything as JSON, with NaN and Inf as strings")
+    failing = (
+        "exit with status 1 if an open issue has at least this severity; by default issues do not change the status"
+    )
     choices = [each.name for each in Severity if each]
     parser.add_argument("--fail-on", type=str.upper, choices=choices, help=failing)
     parser.set_defaults(run=run)

@@ -85,9 +85,9 @@ class Page:
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
-        "rule", help="explain a type of issue: what it is, and of silent mistakes an example and its fix"
+        "rule", help="explain an issue type: what it means, and for silent mistakes an example and its fix"
     )
-    parser.add_argument("name", nargs="?", help="type of an issue, as WRONG_LOSS, or a rule, as wrong-loss")
+    parser.add_argument("name", nargs="?", help="an issue type such as WRONG_LOSS, or a rule such as wrong-loss")
     parser.set_defaults(run=run)
 
 

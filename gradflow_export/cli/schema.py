@@ -19,7 +19,7 @@ KIND_TITLES: tuple[tuple[str, str, str], ...] = (
     (
         "optimizer",
         "One value per optimizer and step",
-        "Where several train the model. Sites are class and number, `Adam.0`, in the order of first steps.",
+        "Recorded for several optimizers. Sites are class and number, `Adam.0`, in the order of first steps.",
     ),
 )
 
@@ -61,15 +61,15 @@ def markdown(catalog: Mapping[str, MetricSpec]) -> str:
         "Written by `gradflow schema --markdown` from `gradflow_export/records/catalog/`; a test compares the two.",
         "",
         "Cost counts passes over tensors: G all gradients, P all parameters, H all block outputs, c a constant.",
-        "Batches says of which micro-batches of a step a metric is, where gradients are accumulated.",
-        "Ranks says how the values of several processes become one: see [when-it-fires.md](when-it-fires.md).",
+        "Batches says which micro-batches of a step a metric covers if gradients are accumulated.",
+        "Ranks says how the values of several processes are combined: see [when-it-fires.md](when-it-fires.md).",
         "*Missing*, `0.0`, NaN and Inf are four different things in every reading, every file and the panel.",
         "Metrics in **bold** are headline metrics: TensorBoard's stock Scalars page shows them too.",
         "",
-        "Values are float32. What a float64 model has beyond that range is recorded as its end, 3.4028e38 or 1.4e-45.",
+        "Values are float32. Values of a float64 model outside that range are recorded as 3.4028e38 or 1.4e-45.",
         "",
         "`logits.*`, `confidence.*` and `alignment.*` are read where a criterion given to `watch` takes class numbers.",
-        "Where targets are probabilities, or the loss is a function, `observe(logits=..., targets=...)` gives them.",
+        "If targets are probabilities, or the loss is a function, pass them with `observe(logits=..., targets=...)`.",
     ]
     for kind, title, note in KIND_TITLES:
         specs = [spec for spec in catalog.values() if spec.kind == kind]

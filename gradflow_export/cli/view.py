@@ -22,7 +22,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     view = commands.add_parser("view", help="show runs in a browser on this machine, without TensorBoard")
     view.add_argument("logdir", type=Path, help="a run's folder, or a folder of runs")
     view.add_argument(
-        "--port", type=_port, default=PORT, help="where to listen; 0 for a free port (default: %(default)s)"
+        "--port", type=_port, default=PORT, help="port to listen on; 0 for a free port (default: %(default)s)"
     )
     # For a notebook, whose end closes the pipe.
     view.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)

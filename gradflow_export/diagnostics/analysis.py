@@ -142,9 +142,9 @@ def notes(book: SeriesBook, damped: float | None) -> list[str]:
         )
     rate, loss = book["learning_rate"].seen.last, book["loss"].seen
     if rate > _MUCH_RATE and loss.nonfinite:
-        out.append(f"the loss became NaN or Inf and the learning rate is {rate:g}: too high, try a tenth of it.")
+        out.append(f"the loss became NaN or Inf and the learning rate is {rate:g}: too high; try a tenth of it.")
     if book["runtime.accumulated_share"].seen.last == 1.0 and book["runtime.accumulated_share"].seen.count > 1:
-        out.append("every backward pass adds to the gradients of the pass before: is optimizer.zero_grad() called?")
+        out.append("gradients accumulate over all backward passes: check that optimizer.zero_grad() is called.")
     return out
 
 

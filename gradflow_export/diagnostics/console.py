@@ -57,7 +57,7 @@ def _nodes(updates: Mapping[str, Any]) -> list[str]:
         for title, names in (
             ("Nodes with unusually small gradients", small),
             ("Nodes without a change between forward passes", still),
-            ("Parameters meant to change that did not (measured steps)", resting),
+            ("Parameters that should have changed and did not (measured steps)", resting),
         )
         if names
     ]

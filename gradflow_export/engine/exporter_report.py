@@ -67,7 +67,7 @@ class Recording:
 
 
 class Reports(Recording):
-    """The reading side of :class:`~gradflow_export.exporter.Exporter`; each method waits for the worker to catch up."""
+    """Results of an :class:`~gradflow_export.exporter.Exporter`; each method waits for the worker to catch up."""
 
     logdir: Path
     settings: Settings
@@ -82,12 +82,12 @@ class Reports(Recording):
 
     @property
     def blocks(self) -> BlockTree:
-        """Names of the blocks whose gains are measured; printed, a tree of where they lie, and why there."""
+        """Names of the blocks whose gains are measured; prints as a tree of the model with the reasons."""
         return _tree(self._worker.summary.info, self._loop)
 
     @property
     def issues(self) -> tuple[Issue, ...]:
-        """Every issue found so far, of healed ones the newest 1000; open ones first, worst first.
+        """All issues so far, open ones first, most severe first; at most 1000 healed ones.
 
         It waits for the worker to catch up.
         """
@@ -97,7 +97,7 @@ class Reports(Recording):
 
     @property
     def ignored(self) -> tuple[Issue, ...]:
-        """What ``ignore`` kept from being issues, the newest 1000; they raise no alert.
+        """Issues suppressed by ``ignore``, the newest 1000; they raise no alert.
 
         It waits for the worker to catch up.
         """
@@ -108,8 +108,8 @@ class Reports(Recording):
     def summary(self) -> dict[str, Any]:
         """Return verdict, step counts, headline statistics and issues; JSON-ready, NaN and Inf as strings.
 
-        ``lost`` counts the steps that were lost, by reason; ``skipped`` those that ``every`` and :meth:`pause` left
-        out; ``waiting`` those that are not written yet; ``waited`` how long training waited for the worker.
+        ``lost`` counts the lost steps by reason; ``skipped`` those skipped by ``every``, a budget or :meth:`pause`;
+        ``waiting`` those that are not written yet; ``waited`` is how long training waited for the worker, in seconds.
         """
         self._catch_up()
         worker, pace = self._worker, None if self._loop is None else self._loop.pace
@@ -131,7 +131,7 @@ class Reports(Recording):
         text: str = self._worker.read_summary(lambda summary: summary.as_text(str(self.logdir)))
         seen = self._worker.read_summary(lambda summary: summary.loss is not None or "loss" in summary.headline)
         if self._loop is not None and not seen:
-            text += "\n  note   no loss was seen: pass the criterion to watch(), or call observe(loss=loss)"
+            text += "\n  note   no loss was recorded: pass the criterion to watch(), or call observe(loss=loss)"
         skipped = 0 if self._loop is None else self._loop.pace.skipped["budget"]
         if skipped:
             text += f"\n  note   {skipped} steps were left out to keep to the budget; budget=None records every step"
@@ -156,13 +156,13 @@ class Reports(Recording):
         return str(self._worker.read_summary(lambda summary: card(summary, place, command)))
 
     def show(self, height: int = 800) -> Panel:
-        """Return the panel over this run, which a notebook shows in the cell; it goes on while training does.
+        """Return the panel of this run, which a notebook displays in the cell; it updates during training.
 
-        It is served on this machine's loopback address. Where the notebook's kernel runs on another machine, use
+        It is served on the loopback address of this machine. If the notebook's kernel runs on another machine, use
         ``%load_ext tensorboard`` and ``%tensorboard --logdir runs``.
 
         Args:
-            height: Of the frame, in pixels.
+            height: Height of the frame, in pixels.
 
         Raises:
             ArgumentError: No writer writes files.
@@ -182,10 +182,10 @@ class Reports(Recording):
     def to_pandas(self, metric: str) -> Any:
         """Return one metric as a pandas DataFrame: a row for each step that has it, a column for each layer.
 
-        *Missing* is NaN there; :meth:`save` keeps the two apart.
+        A missing value is NaN; :meth:`save` distinguishes the two.
 
         Args:
-            metric: Such as ``"loss"`` or ``"parameter.gradient_norm"``.
+            metric: Name of a metric, such as ``"loss"`` or ``"parameter.gradient_norm"``.
 
         Raises:
             ArgumentError: No record has it, or no writer keeps records.
@@ -198,7 +198,7 @@ class Reports(Recording):
         return any(isinstance(writer, TensorBoardWriter) for writer in self._writers)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was recorded.
+        """Save the summary or all recorded values to a file.
 
         Args:
             path: ``.json``: :meth:`summary`. ``.csv`` or ``.parquet``: every value of every record, in the columns
@@ -220,10 +220,10 @@ class Reports(Recording):
         write_table(path, self._records())
 
     def register_analyzer(self, name: str, analyzer: Any) -> None:
-        """Have an analyzer asked about every record; its numbers become metrics ``custom.<name>.<key>``.
+        """Call an analyzer for every record; its numbers become metrics ``custom.<name>.<key>``.
 
         Args:
-            name: A short word.
+            name: Name of the analyzer, a short word.
             analyzer: A callable, or an object with ``analyze_custom_metric``, that takes a
                 :class:`~gradflow_export.records.step_record.StepRecord` and returns ``{key: number}`` or ``None``. It
                 is called on the worker thread.
@@ -235,17 +235,17 @@ class Reports(Recording):
 
     @property
     def current_step(self) -> int:
-        """The step under way, counted from 1; 0 before ``watch()``."""
+        """The current step, counted from 1; 0 before ``watch()``."""
         return 0 if self._loop is None else self._loop.steps + self._loop.quiet.steps.passed + 1
 
     def add_issue(self, issue: Issue) -> None:
-        """Write an issue that something else found with the record of the step under way, as if a rule had found it.
+        """Report an issue found by your own code with the record of the current step, like an issue of a rule.
 
-        It is left out where a rule reports the same type and layer already, and where ``alerts_enabled`` is False.
+        It is dropped if a rule already reports the same type and layer, and if ``alerts_enabled`` is False.
 
         Args:
-            issue: Its step becomes that of the record. Once it has gone, hand it over again with any ``healed_step``,
-                which becomes that of the record too.
+            issue: Its step is set to that of the record. Once it is over, pass it again with any ``healed_step``,
+                which is also set to that of the record.
         """
         if not isinstance(issue, Issue):
             kind = type(issue).__name__
@@ -254,11 +254,11 @@ class Reports(Recording):
             self._loop.told.append(issue)
 
     def mark(self, text: str, *, kind: str = "mark") -> None:
-        """Write a remark about the step under way, which is shown on every time axis of the panel.
+        """Add a note to the current step, which is shown on every time axis of the panel.
 
         Args:
-            text: In a few words, such as ``"longer sequences"``; at most 1000 characters of it are kept.
-            kind: ``"mark"``, or ``"checkpoint"`` where the model was saved.
+            text: A few words, such as ``"longer sequences"``; at most 1000 characters are kept.
+            kind: ``"mark"``, or ``"checkpoint"`` if the model was saved.
         """
         if not isinstance(text, str) or kind not in MARKS:
             _log.warning(

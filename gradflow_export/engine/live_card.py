@@ -1,4 +1,4 @@
-"""The card of a run in a notebook, drawn anew while the cell trains."""
+"""The card of a run in a notebook, updated while the cell trains."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ COMMAND = "exporter, or exporter.show()"
 
 @final
 class LiveCard:
-    """A writer that shows verdict, issues and loss below the cell that trains.
+    """A writer that shows verdict, issues and loss below the training cell of a notebook.
 
-    ``Exporter(model, backends=["tensorboard", LiveCard()])``. The card is drawn anew at most every so many seconds of
-    the run's own clock, and a last time at the end; nothing is asked of the training thread. Outside of a notebook
-    nothing is shown.
+    Use it as ``Exporter(model, backends=["tensorboard", LiveCard()])``. The card is updated at most once per interval
+    and a last time at the end. It does not slow down the training thread. Outside of a notebook nothing is shown.
 
     Args:
-        seconds: Between two drawings.
+        seconds: Minimum interval between two updates.
 
     Raises:
         ArgumentError: ``seconds`` is not positive.

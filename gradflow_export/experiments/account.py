@@ -35,16 +35,16 @@ def effect(trial: Trial, verdict: Verdict) -> str:
     if verdict.relieves(trial) and not verdict.rescues(trial):
         kinds = " and ".join(sorted(verdict.accused.intersection(k for n in trial.names for k in find(n).fixes)))
         course = "" if verdict.refused else f", the {what} is {after}, and {before} without it"
-        return f"{name}: {kinds} is found no more in {steps}{course}, in {len(trial.effects)} of {SEEDS} seeds"
+        return f"{name}: {kinds} is gone in {steps}{course}, in {len(trial.effects)} of {SEEDS} seeds"
     if not verdict.rescues(trial):
         confirmed = f", not confirmed by other seeds ({len(trial.effects)} runs)" if len(trial.effects) > 1 else ""
         return f"{name}: the {what} is {after} after {steps}, and {before} without it{confirmed}"
     seeds = f"in {len(trial.effects)} of {SEEDS} seeds" + (
-        "" if verdict.seeds > 1 else ", which do not change this script"
+        "" if verdict.seeds > 1 else " (this script ignores the seed)"
     )
     if trial.blind:
         share, plain = trial.effects[0] / trial.blind[0], verdict.baseline.against_placebo
-        return f"{name}: the {what} is {share:.2f} of that with meaningless inputs instead of {plain:.2f}, {seeds}"
+        return f"{name}: the {what} is {share:.2f} of that with placebo inputs instead of {plain:.2f}, {seeds}"
     return f"{name}: the {what} reaches {after} instead of {before} after {steps}, {seeds}"
 
 
@@ -56,7 +56,7 @@ def patch(trial: Trial, facts: Mapping[str, Any]) -> str:
     if trial.names == ("keep the gradients as backward left them",):
         if facts.get("kept", 1.0) == 0:
             return "optimizer.zero_grad()  # before backward(), not between backward() and step()"
-        return f"# {facts.get('kept', 1.0):.2g} of the gradient is left at the least\n{code}"
+        return f"# as little as {facts.get('kept', 1.0):.2g} of the gradient remains\n{code}"
     return code
 
 
@@ -85,7 +85,7 @@ def cures(verdict: Verdict, seen: Sequence[Issue] = ()) -> list[Issue]:
     )
     causes = " and ".join(separates(name, verdict.facts) for name in first.names)
     evidence = "".join(f" Seen: {each.issue_type} in {_where(each)}: {each.message}" for each in seen)
-    also = "".join(f" As good: {effect(trial, verdict)}." for trial in verdict.cures[1:])
+    also = "".join(f" Equally effective: {effect(trial, verdict)}." for trial in verdict.cures[1:])
     return [
         Issue(
             kinds[0],
@@ -142,7 +142,7 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
     found = [issue for issue in found if behind[issue.key] not in gone]
     told = {issue.issue_type for issue in found if issue.severity >= Severity.HIGH}
     ends = ", ".join(dict.fromkeys(f"{each.issue_type} in {_where(each)}" for each in gone_too))
-    also = f" Gone with it: {ends}." if ends else ""
+    also = f" Also resolved: {ends}." if ends else ""
     added = [each for each in cures(verdict, folded) if folded or also or each.issue_type not in told]
     return [*found, *(replace(each, message=each.message + also) for each in added)]
 
@@ -184,11 +184,11 @@ def state(verdict: Verdict) -> str:
     """Return in a sentence whether the script learns as it is."""
     assert verdict.baseline is not None
     if verdict.refused:
-        return f"Losses are not compared: {verdict.refused.rstrip('.')}."
+        return f"Losses cannot be compared: {verdict.refused.rstrip('.')}."
     if not verdict.baseline.ill:
         return remark(verdict) or "The script learns."
     complaint = verdict.baseline.complaint.replace("loss", "cost") if verdict.measured else verdict.baseline.complaint
-    return f"As it is, the script does not learn: {complaint}."
+    return f"The unchanged script does not learn: {complaint}."
 
 
 def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
@@ -201,14 +201,12 @@ def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
     if verdict.refused and not verdict.trials:
         why = [f"nothing was tried: {verdict.refused.rstrip('.')}."]
         if verdict.baseline is not None:
-            why[0] += " So the losses of two runs do not say which is better."
-        named = (
-            "  Name what should grow or fall, such as --measure higher:reward or --measure 'lower:stdout:loss=(\\S+)'."
-        )
+            why[0] += " Losses of two runs cannot be compared."
+        named = "  Name a value to compare: --measure higher:reward or --measure 'lower:stdout:loss=(\\S+)'."
         return why if verdict.baseline is None else [*why, named]
     if verdict.baseline is None:
-        return ["the experiments were ended before they showed anything."]
-    told = [f"tried in {verdict.runs} runs of up to {verdict.steps} steps, {verdict.cpu:.1f} s of processor time:"]
+        return ["the experiments were stopped before there was a result."]
+    told = [f"tried in {verdict.runs} runs of up to {verdict.steps} steps, {verdict.cpu:.1f} s of CPU time:"]
     if verdict.measured:
         told.append(f"  Measured: {verdict.measured}.")
     told.append(f"  {state(verdict)}")
@@ -222,24 +220,24 @@ def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
             for at, line in enumerate(patch(trial, verdict.facts).split("\n"))
         ]
     if verdict.baseline.ill and not verdict.cures and not verdict.refused:
-        told.append(f"  Nothing that was tried makes it learn{_advice(verdict.baseline)}.")
+        told.append(f"  No treatment makes it learn{_advice(verdict.baseline)}.")
     vain = [trial for trial in verdict.vain if trial not in verdict.cures]
     if vain:
         each = ", ".join(f"{' + '.join(t.names)} ({number(t.effects.get(0, math.inf))})" for t in vain)
         what = "cost" if verdict.measured else "loss"
-        told.append(f"  also tried ({what} {number(verdict.baseline.effect[0])} as it is): {each}")
+        told.append(f"  also tried ({what} {number(verdict.baseline.effect[0])} unchanged): {each}")
     if verdict.cut:
-        told.append("  The budget ended this before everything was tried.")
+        told.append("  The CPU budget was used up before everything was tried.")
     return told
 
 
 def _advice(baseline: Baseline) -> str:
     against = baseline.against_placebo
     if against is None or against < FROM_INPUTS:
-        return "; look at the data, the targets and the loss"
+        return "; check the data, the targets and the loss"
     return (
-        ", and it does as well with inputs that mean nothing; look at some inputs beside their targets (an order that "
-        "one of them was shuffled in alone, a column too many), and then at the loss"
+        ", and placebo inputs give the same loss; compare some inputs with their targets (shuffled separately, or "
+        "shifted by a column), then check the loss"
     )
 
 

@@ -157,7 +157,7 @@ class Battery:
             *([((WATCH,), 0)] if self._suspects else []),
         ]
         found: dict[tuple[tuple[str, ...], int], Result] = {}
-        self._tell(f"{len(asked)} runs as it is, with other seeds, and with inputs that mean nothing")
+        self._tell(f"{len(asked)} runs as it is, with other seeds, and with placebo inputs")
         for request, result in self._runs(asked):
             found[request.names, request.seed] = result
         look, still = found.get(((LOOK,), 0)), found.get((STILL, 0))
@@ -288,7 +288,7 @@ class Battery:
             if not seed:
                 self._confirm(request, trial)
             if placebo in request.names:
-                self._tell(f"{' + '.join(names)}: {number(effect)} with inputs that mean nothing")
+                self._tell(f"{' + '.join(names)}: {number(effect)} with placebo inputs")
             elif trial.acted:
                 verdict.curves.update({} if seed else {" + ".join(names): result.losses})
                 self._tell(f"{' + '.join(names)}: {number(effect)} instead of {number(baseline.effect[seed])}")

@@ -102,7 +102,7 @@ class Baseline:
         if self.progress > LEARNED:
             return f"the loss after training is {self.progress:.2f} of that before it"
         if against is not None and against >= FROM_INPUTS:
-            return f"the loss is {against:.2f} of that of a run whose inputs mean nothing"
+            return f"the loss is {against:.2f} of that with placebo inputs (shuffled or noise)"
         return ""
 
     @property
@@ -131,7 +131,7 @@ def moves(plain: Sequence[Sequence[float]], placebos: Sequence[Sequence[float]],
     own = np.asarray(plain[0])
     given = [np.asarray(each) for each in placebos if len(each) == len(own) > steps]
     if given and all(np.median(own[:FIRST]) < INFORMED * np.median(each[:FIRST]) for each in given):
-        return "it begins with what it learned elsewhere"
+        return "it starts pretrained, well below the placebos"
     # The seeds are independent of each other, so that the sum of their scores has the variance of their number.
     falls = sum(fall(np.asarray(each[:steps])) for each in plain) / math.sqrt(len(plain))
     if falls >= (FALLS if given else SURE) and all(_apart(own[steps:], each[steps:]) for each in given):

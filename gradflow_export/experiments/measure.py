@@ -192,7 +192,7 @@ def failure(plain: Sequence[Result | None]) -> str:
         return f"a run without any change failed: {failed.strip().rpartition(chr(10))[2]}"
     if any(each is None for each in plain):
         return "the budget was spent before the script had run as it is with three seeds"
-    return "no loss was seen: nothing calls backward() before the optimizer steps"
+    return "no loss was recorded: nothing calls backward() before the optimizer steps"
 
 
 def no_yardstick(seeds: Sequence[Result], look: Result, still: Result | None) -> str:

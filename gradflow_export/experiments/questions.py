@@ -99,14 +99,14 @@ def _rates(known: dict[str, float], verdict: Verdict) -> Answer | None:
     effects = {factor: known[_rate(factor)] if factor != 1.0 else verdict.baseline.effect[0] for factor in RATES}
     stable = [factor for factor, effect in effects.items() if effect < verdict.baseline.first[0]]
     if not stable:
-        return Answer("Learning-rate range", "At none of seven rates is the loss below the first one.", wrong=True)
+        return Answer("Learning-rate range", "The loss falls at none of seven learning rates.", wrong=True)
     best = min(stable, key=lambda factor: effects[factor])
     times = {factor: "the script's" if factor == 1.0 else f"{factor:g} times the script's" for factor in RATES}
     better = effects[best] < LEARNED * effects[1.0] or not math.isfinite(effects[1.0])
-    least = f"it is lowest at {times[best]}" if better else "none is better than its own"
+    least = f"it is lowest at {times[best]}" if better else "no rate is better than the script's own"
     text = (
         f"The loss falls at learning rates up to {times[max(stable)]}, and after {verdict.steps} steps {least}. Seven "
-        f"were tried, from {RATES[0]:g} to {RATES[-1]:g} times the script's."
+        f"rates were tried, from {RATES[0]:g} to {RATES[-1]:g} times the script's."
     )
     return Answer("Learning-rate range", text, {f"x {factor:g}": effect for factor, effect in effects.items()})
 
@@ -129,10 +129,10 @@ def _determinism(one: Result, other: Result) -> Answer | None:
     )
     if not differ and not at:
         return Answer("Determinism", "Two runs with the same seed have the same losses, bit for bit.")
-    where = f" It begins in step {at}, in {block or 'the whole model'}." if at else ""
+    where = f" The first difference is in step {at}, in {block or 'the whole model'}." if at else ""
     return Answer(
         "Determinism",
-        f"Two runs with the same seed differ from step {differ or at} on.{where}",
+        f"Two runs with the same seed differ from step {differ or at} onwards.{where}",
         curves={"first": one.losses, "second": other.losses},
         wrong=True,
     )
@@ -145,9 +145,9 @@ def _inputs(verdict: Verdict) -> Answer | None:
         return None
     none = against >= FROM_INPUTS
     text = (
-        "The loss is as low when the inputs are shuffled or replaced by noise: it is not learned from them."
+        "The loss is as low with shuffled inputs or noise: the model does not learn from the inputs."
         if none
-        else f"The loss is {against:.2f} of what it is without meaningful inputs: it is learned from them."
+        else f"The loss is {against:.2f} of that with placebo inputs: the model learns from the inputs."
     )
     return Answer("Input dependence", text, {"as it is": base.effect[0], **base.placebos}, wrong=none)
 
@@ -157,10 +157,10 @@ def _one_batch(result: Result, verdict: Verdict) -> Answer | None:
         return None
     share = result.effect / max(abs(result.losses[0]), LEAST)
     fails = not share <= MEMORIZED
-    text = f"On its first batch for ever the loss reaches {share:.3g} of the first one after {verdict.steps} steps" + (
-        ": model or optimizer are at fault, not the data." if fails else "."
+    text = f"Trained on its first batch only, the loss is {share:.3g} of the first one after {verdict.steps} steps" + (
+        ": the model or the optimizer is at fault, not the data." if fails else "."
     )
-    return Answer("One batch for ever", text, curves={"one batch": result.losses}, wrong=fails)
+    return Answer("Overfitting one batch", text, curves={"one batch": result.losses}, wrong=fails)
 
 
 def _modes(result: Result, verdict: Verdict) -> Answer | None:
@@ -170,11 +170,11 @@ def _modes(result: Result, verdict: Verdict) -> Answer | None:
     train, evaluated = verdict.baseline.effect[0], result.effect
     ratio = evaluated / max(train, LEAST)
     differ = not 1 / OTHER_MODE < ratio < OTHER_MODE
-    what = "as great as" if 1 / AS_GREAT < ratio < AS_GREAT else f"{ratio:.3g} of"
-    text = f"In evaluation mode the loss of the same weights is {what} that in training mode, dropout aside" + (
-        ": running statistics have not caught up, or something acts in one mode only." if differ else "."
+    what = "equal to" if 1 / AS_GREAT < ratio < AS_GREAT else f"{ratio:.3g} of"
+    text = f"In evaluation mode the loss of the same weights is {what} that in training mode, without dropout" + (
+        ": running statistics lag behind, or a layer behaves differently in the two modes." if differ else "."
     )
-    return Answer("Training against evaluation mode", text, {"train": train, "eval": evaluated}, wrong=differ)
+    return Answer("Training and evaluation mode", text, {"train": train, "eval": evaluated}, wrong=differ)
 
 
 def _future(result: Result) -> Answer | None:
@@ -183,11 +183,11 @@ def _future(result: Result) -> Answer | None:
         return None
     if change > LEAKED:
         text = (
-            "What the model gives for a position changes with later inputs. Where it predicts the next one, that is a "
-            "leak: mask the attention, pad convolutions on one side, use no bidirectional layer."
+            "The output at a position depends on later inputs. If the model predicts the next one, this is target "
+            "leakage: use a causal attention mask, causal (left) padding of convolutions, and no bidirectional layer."
         )
         return Answer("Causality", text)
-    return Answer("Causality", "What the model gives for a position does not depend on later inputs.")
+    return Answer("Causality", "The output at a position does not depend on later inputs.")
 
 
 def _noise(result: Result, steps: int) -> Answer | None:
@@ -198,18 +198,18 @@ def _noise(result: Result, steps: int) -> Answer | None:
     if not spread and not signal:
         return None
     if spread <= SAME * signal:
-        return Answer(title, f"After {steps} steps each batch gives the same gradient: a larger one would not help.")
+        return Answer(title, f"After {steps} steps each batch has the same gradient: a larger batch would not help.")
     if not signal:
         return Answer(
             title,
-            f"After {steps} steps the gradients of a few batches of {batch} have nothing in common but noise: a larger "
-            "batch or a smaller learning rate would help, unless the loss is as low as it gets.",
+            f"After {steps} steps the gradients of batches of {batch} are pure noise: a larger batch or a smaller "
+            "learning rate would help, unless the loss has converged.",
         )
     ratio = spread / signal
     text = (
-        f"After {steps} steps the noise in the gradient of a batch of {batch} has {ratio:.2g} times the energy of "
-        f"what batches have in common. It falls as one over the size: both are equal at about {_round(batch * ratio)}, "
-        "far beyond which larger batches gain little."
+        f"After {steps} steps the variance of the gradient of a batch of {batch} is {ratio:.2g} times the squared "
+        f"norm of the mean gradient. It falls as 1 / batch size: both are equal at about {_round(batch * ratio)} "
+        "(the gradient noise scale); much larger batches gain little."
     )
     return Answer(title, text, {f"batch of {batch * each:g}": ratio / each for each in BATCHES if batch * each >= 1})
 

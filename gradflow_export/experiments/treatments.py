@@ -37,12 +37,12 @@ RETURNED = 2
 BEGINNINGS = frozenset({IssueType.BAD_INIT, IssueType.DATA_SCALE})
 """What a program begins with, so that a symptom of it counts though the program learns: more steps do not settle it."""
 UNTRIED: Mapping[IssueType, str] = MappingProxyType({
-    IssueType.OVERFITTING: "it shows in evaluation after many epochs, and a trial is a few steps of training",
-    IssueType.MEMORY_USAGE: "a trial has a limit of memory of its own, and less of it is a smaller batch or model",
-    IssueType.MEMORY_LEAK: "a reference in the script holds the memory, and no change from outside drops it",
-    IssueType.HEAD_REDUNDANCY: "heads that attend alike waste capacity, which the loss of a few steps does not show",
-    IssueType.EXCESS_EXPLORATION: "the entropy bonus is a term of the script's loss, and returns take many more steps",
-    IssueType.ROTATION: "losses of players that follow each other cannot be compared, and a cycle outlasts a trial",
+    IssueType.OVERFITTING: "it shows in evaluation after many epochs, and a trial has only a few training steps",
+    IssueType.MEMORY_USAGE: "a trial has its own memory limit, and using less needs a smaller batch or model",
+    IssueType.MEMORY_LEAK: "a reference in the script keeps the memory, and no outside change can drop it",
+    IssueType.HEAD_REDUNDANCY: "redundant heads waste capacity, which the loss of a few steps does not show",
+    IssueType.EXCESS_EXPLORATION: "the entropy bonus is part of the script's loss, and returns need many more steps",
+    IssueType.ROTATION: "adversarial losses cannot be compared, and a cycle lasts longer than a trial",
 })  # fmt: skip
 """Why no trial can confirm an issue of these types; of all others there is a treatment."""
 
@@ -85,8 +85,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         EXACT,
         do.KeptGradients,
         "gradients that are cleared, clipped or scaled away between backward() and step()",
-        "# leave away what changes gradients between backward() and step(): clip_grad_norm_, clip_grad_value_, "
-        "zero_grad()",
+        "# remove what changes gradients between backward() and step(): clip_grad_norm_, clip_grad_value_, zero_grad()",
         (_T.LEARNING_RATE, _T.NOT_TRAINING),
         lambda facts: facts["edited"] > 0,
         of_loop=True,
@@ -106,8 +105,8 @@ TREATMENTS: tuple[Treatment, ...] = (
         "train every parameter",
         EXACT,
         do.EverythingTrained,
-        "parameters that are frozen, or that no optimizer has",
-        "optimizer = type(optimizer)(model.parameters(), lr=...)  # after the last layer is made; requires_grad=True, "
+        "parameters that are frozen, or that are in no optimizer",
+        "optimizer = type(optimizer)(model.parameters(), lr=...)  # after all layers are created; requires_grad=True, "
         "and nn.ModuleList instead of a plain list",
         (_T.NOT_TRAINING, _T.STAGNATION),
         lambda facts: facts["untrained"] > 0,
@@ -116,7 +115,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "hold the first learning rate",
         EXACT,
         do.FirstRate,
-        "a schedule that ends or raises the learning rate",
+        "a schedule that decays the learning rate to zero or raises it",
         "# remove scheduler.step(), or call it once per epoch instead of once per batch",
         (_T.LEARNING_RATE,),
         lambda facts: bool(facts["schedule"]),
@@ -138,8 +137,8 @@ TREATMENTS: tuple[Treatment, ...] = (
         "minus the loss",
         EXACT,
         loss.OtherSign,
-        "a loss that leads away from what is measured",
-        "(-loss).backward()  # or leave the minus away that it has",
+        "a loss that makes the measured value worse",
+        "(-loss).backward()  # or remove the minus that it has",
         (_T.WRONG_LOSS,),
         lambda facts: bool(facts.get("measured")),
     ),
@@ -147,7 +146,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "dropout 0",
         EXACT,
         do.NoDropout,
-        "dropout that leaves too little",
+        "a dropout rate that is too high",
         "for module in model.modules():\n    if isinstance(module, torch.nn.Dropout):\n        module.p = 0.0",
         (_T.NOT_LEARNING, _T.EVAL_RANDOM),
         lambda facts: facts["dropout"] > 0,
@@ -157,7 +156,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "no steps through the padding",
         EXACT,
         sequence.WithoutPadding,
-        "recurrent layers that read on through the padding",
+        "recurrent layers that process the padding",
         "packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)\n"
         "output, state = rnn(packed)  # the state is that of each sequence's last step; output[:, -1] is not",
         (_T.NOT_LEARNING,),
@@ -173,7 +172,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.UNDERFLOW, _T.STAGNATION),
         lambda facts: facts["half"] > 0,
     ),
-    _adam("1e-3", "any fault of the optimizer and its options"),
+    _adam("1e-3", "any mistake in the optimizer and its options"),
     Treatment(
         "the full learning rate",
         TUNING,
@@ -186,13 +185,13 @@ TREATMENTS: tuple[Treatment, ...] = (
     ),
     _rate(10, TUNING, "a learning rate that is too small", (_T.LEARNING_RATE, _T.STAGNATION)),
     _rate(100, TUNING, "a learning rate that is far too small", (_T.LEARNING_RATE, _T.STAGNATION)),
-    _rate(1000, TUNING, "a learning rate that moves nothing", (_T.LEARNING_RATE, _T.STAGNATION)),
+    _rate(1000, TUNING, "a learning rate that leaves the weights where they are", (_T.LEARNING_RATE, _T.STAGNATION)),
     _adam("1e-2", "an optimizer that does not suit the model"),
     Treatment(
         "standardize the inputs",
         TUNING,
         edit.Standardized,
-        "inputs that are too large, too small or off center",
+        "inputs that are too large, too small or not centered",
         "inputs = (inputs - mean) / std  # mean and std of the training data",
         (_T.DATA_SCALE,),
         lambda facts: facts["scale"] > 0,
@@ -202,8 +201,8 @@ TREATMENTS: tuple[Treatment, ...] = (
         "standardize each sample",
         TUNING,
         edit.Centered,
-        "samples that lie far from each other or have sizes of their own",
-        "sample = (sample - sample.mean()) / sample.std()  # each sample by itself, each feature over its places",
+        "samples with different means or scales",
+        "sample = (sample - sample.mean()) / sample.std()  # for each sample; for sequences and images, per channel",
         (_T.DATA_SCALE,),
         lambda facts: facts["scale"] > 0,
     ),
@@ -211,7 +210,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "standardize the targets",
         TUNING,
         loss.AnswersInUnits,
-        "targets that are too large, too small or off center",
+        "targets that are too large, too small or not centered",
         "targets = (targets - mean) / std  # mean and std of the training data",
         (_T.DATA_SCALE, _T.BAD_TARGETS),
     ),
@@ -219,8 +218,8 @@ TREATMENTS: tuple[Treatment, ...] = (
         "layer norm after each layer",
         TUNING,
         edit.NormAfterLayers,
-        "a signal that shrinks or grows along the depth",
-        "torch.nn.LayerNorm(width)  # after each linear layer but the last",
+        "activations or gradients that shrink or grow with depth",
+        "torch.nn.LayerNorm(width)  # after each linear layer except the last",
         (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.SATURATION, _T.BOTTLENECK, _T.COLLAPSE, _T.RANK_COLLAPSE),
         lambda facts: facts["layers"] > 1,
     ),
@@ -228,7 +227,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "Kaiming initialization",
         TUNING,
         edit.Kaiming,
-        "initial weights of the wrong size",
+        "initial weights of the wrong scale",
         "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu'); torch.nn.init.zeros_(layer.bias)",
         (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.DEAD, _T.BOTTLENECK, _T.COLLAPSE),
         lambda facts: facts["layers"] + facts["level"] > 0,
@@ -238,7 +237,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         TUNING,
         edit.Reset,
         "initial weights that the script overwrote",
-        "# remove the initialization of your own; layer.reset_parameters() is what each layer begins with",
+        "# remove your own initialization; layer.reset_parameters() restores the default",
         (_T.BAD_INIT, _T.DEAD),
         lambda facts: bool(facts["resettable"]),
     ),
@@ -246,8 +245,8 @@ TREATMENTS: tuple[Treatment, ...] = (
         "ReLU instead of sigmoid and tanh",
         TUNING,
         edit.Relu,
-        "units that are saturated",
-        "torch.nn.ReLU()  # in place of torch.nn.Sigmoid() and torch.nn.Tanh() between layers",
+        "saturated activations",
+        "torch.nn.ReLU()  # instead of torch.nn.Sigmoid() and torch.nn.Tanh() between layers",
         (_T.SATURATION, _T.VANISHING),
         lambda facts: facts["squashing"] > 1,
     ),
@@ -255,7 +254,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "clip gradients to norm 1",
         TUNING,
         do.Clipped,
-        "rare steps that destroy what was learned",
+        "rare large steps that undo earlier training",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before optimizer.step()",
         (_T.EXPLODING, _T.LOSS_SPIKE, _T.RECURRENT_SUPERCRITICAL),
     ),
@@ -263,7 +262,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "the other axis for time",
         TUNING,
         sequence.OtherAxis,
-        "recurrent or attention layers that take the batch for time",
+        "recurrent or attention layers that treat the batch dimension as time",
         "torch.nn.LSTM(..., batch_first=True)  # for inputs of shape (batch, time, features), False for (time, batch, "
         "features); the same for torch.nn.MultiheadAttention and torch.nn.TransformerEncoderLayer",
         (_T.NOT_LEARNING,),
@@ -273,7 +272,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "recurrent weights that keep the state",
         TUNING,
         sequence.LongMemory,
-        "recurrent layers that forget at once",
+        "recurrent layers whose state decays within a few steps",
         "torch.nn.init.orthogonal_(rnn.weight_hh_l0)  # of each gate; rnn.bias_ih_l0.data[hidden:2 * hidden] = 1 for "
         "LSTM and GRU",
         (_T.RECURRENT_SUBCRITICAL,),
@@ -283,22 +282,24 @@ TREATMENTS: tuple[Treatment, ...] = (
         "attention masks the other way round",
         TUNING,
         sequence.OtherMasks,
-        "attention that looks at the padding and not at the rest",
-        "mask = ~mask  # True leaves out in torch.nn.MultiheadAttention, and lets in in scaled_dot_product_attention",
+        "attention that attends only to the padding",
+        "mask = ~mask  # True: ignored in torch.nn.MultiheadAttention, attended to in scaled_dot_product_attention",
         (_T.NOT_LEARNING, _T.NOT_TRAINING),
         lambda facts: facts["masked"] > 0,
     ),
     *MENDED,
-    Treatment("shuffled inputs", PLACEBO, edit.Shuffled, "whether inputs belong to their targets", ""),
+    Treatment("shuffled inputs", PLACEBO, edit.Shuffled, "whether inputs correspond to their targets", ""),
     Treatment("noise as inputs", PLACEBO, edit.Noise, "whether anything is learned from the inputs", ""),
     Treatment("look", LOOK, Facts, "", ""),
     Treatment(WATCH, LOOK, Watch, "", ""),
     _rate(0.001, LOOK, "", ()),
     Treatment("one batch for ever", LOOK, probe.OneBatch, "whether model and optimizer can learn anything", ""),
-    Treatment("evaluation mode", LOOK, probe.EvalMode, "whether the model is another one when it is evaluated", ""),
-    Treatment("gradient noise", LOOK, probe.GradientNoise, "how far the gradient of a batch lies from the mean", ""),
-    Treatment("outputs", LOOK, probe.Outputs, "in which layer two runs begin to differ", ""),
-    Treatment("causality", LOOK, probe.Causality, "whether a position sees those after it", ""),
+    Treatment("evaluation mode", LOOK, probe.EvalMode, "whether the model behaves differently in evaluation mode", ""),
+    Treatment(
+        "gradient noise", LOOK, probe.GradientNoise, "how much the gradient of a batch deviates from the mean", ""
+    ),
+    Treatment("outputs", LOOK, probe.Outputs, "in which layer two runs start to differ", ""),
+    Treatment("causality", LOOK, probe.Causality, "whether the output at a position depends on later positions", ""),
     Treatment("no steps", LOOK, do.FrozenWeights, "what the loss is without any learning", ""),
 )
 """Every treatment, in the order in which they are tried."""
@@ -341,7 +342,7 @@ def patches(names: Sequence[str]) -> str:
 
 def table() -> str:
     """Return all treatments as a table in Markdown."""
-    lines = ["| treatment | kind | separates | issue types |", "|---|---|---|---|"]
+    lines = ["| treatment | kind | cause that it tests | issue types |", "|---|---|---|---|"]
     for each in TREATMENTS:
         if each.kind in TRIED:
             types = " ".join(f"`{kind}`" for kind in each.fixes)

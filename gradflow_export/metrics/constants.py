@@ -15,7 +15,7 @@ Kind = Literal["classes", "margin", "soft", "binary", "squared", "absolute", "hu
 PICKED: frozenset[Kind] = frozenset(("classes", "margin"))
 """Losses of which targets are numbers of classes."""
 MOST_FALLS = 8
-"""Places at which the scores of the best constant answer to a margin loss may fall."""
+"""Places at which the scores of the best constant prediction to a margin loss may fall."""
 
 
 def constant_loss(kind: Kind, targets: Floats) -> float:

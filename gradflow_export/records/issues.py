@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Severity(enum.IntEnum):
-    """How much an issue matters; ordered, so that ``max`` finds the worst."""
+    """Severity of an issue; ordered, so that ``max`` returns the highest."""
 
     INFO = 0
     LOW = 1
@@ -21,7 +21,7 @@ class Severity(enum.IntEnum):
 
 
 class IssueType(str, enum.Enum):
-    """What is wrong. The value is the name that appears in reports, tags and alerts."""
+    """Type of an issue. The value is the name in reports, tags and alerts."""
 
     VANISHING = "VANISHING"
     EXPLODING = "EXPLODING"
@@ -72,89 +72,87 @@ class IssueType(str, enum.Enum):
 
 _MEANINGS: Mapping[str, str] = MappingProxyType({
     "VANISHING": (
-        "the gradient shrinks along the chain of blocks, or the earliest parameters get a thousandth of the "
-        "last ones'"
+        "the gradient shrinks from the last block to the first, or the first layers get a thousandth of the "
+        "gradient of the last"
     ),
-    "EXPLODING": "the gradient or the signal grows along the chain, or the loss jumps and takes the gradient with it",
-    "DEAD": "most units of an activation module are never on",
-    "SATURATION": "most outputs lie where the activation is flat, and the loss is not solved",
+    "EXPLODING": ("the gradient or the activations grow from block to block, or the loss and the gradient norm "
+                  "jump together"),
+    "DEAD": "most units of an activation module output 0 for every sample",
+    "SATURATION": "most outputs of an activation lie in its flat region, and the loss is still high",
     "NUMERICAL": (
-        "NaN or Inf, and where it began: input, layer of the forward or backward pass, weights or loss, with "
-        "micro-batch and rank"
+        "NaN or Inf, with the place where it began: input, weights, layer of the forward or backward pass, or "
+        "loss; with micro-batch and rank"
     ),
-    "UNSTABLE": "gradient norms or directions swing from step to step",
-    "BOTTLENECK": "one block lets far less through than its neighbours",
-    "STAGNATION": "parameters that should learn do not move",
-    "LOSS_SPIKE": "the loss leaves its own recent range",
-    "DIVERGING": "the loss rose far above its first values and stays there",
-    "MEMORY_USAGE": "little memory is left",
-    "MEMORY_LEAK": "the process grows with every step",
-    "ATTENTION_COLLAPSE": "every head of a layer looks at nearly one key only, and that was not learned",
-    "HEAD_REDUNDANCY": "the heads of a layer attend alike",
+    "UNSTABLE": "gradient norms or directions oscillate from step to step",
+    "BOTTLENECK": "one block passes on far less gradient or information than its neighbors",
+    "STAGNATION": "trainable parameters do not change",
+    "LOSS_SPIKE": "the loss jumps far above its recent range",
+    "DIVERGING": "the loss rose far above its initial values and stays there",
+    "MEMORY_USAGE": "memory is nearly used up",
+    "MEMORY_LEAK": "memory use grows with every step",
+    "ATTENTION_COLLAPSE": "every head of a layer attends almost entirely to one key, before anything was learned",
+    "HEAD_REDUNDANCY": "the heads of a layer have nearly the same attention weights",
     "RANK_COLLAPSE": "after a stack of attention all tokens of a sequence are nearly the same",
-    "POLICY_COLLAPSE": "a policy takes one action almost surely although training has not come to rest",
+    "POLICY_COLLAPSE": "a policy takes one action almost always although training has not converged",
     "EXCESS_EXPLORATION": "the actions of a policy stay random",
     "RECURRENT_SUBCRITICAL": (
-        "the state of a recurrent layer forgets within a few steps of its sequence, and the loss has not "
-        "halved"
+        "the state of a recurrent layer decays within a few time steps, and the loss has not halved"
     ),
     "RECURRENT_SUPERCRITICAL": (
         "the state of a recurrent layer multiplies a gradient by more than ten over the sequence"
     ),
-    "ROTATION": "limit cycle: parameters orbit instead of converging, as of several losses (GAN)",
-    "OPTIMIZER_STATE": "`eps` decides the size of Adam's steps, or its second moment is far out of date",
+    "ROTATION": "limit cycle: parameters orbit instead of converging, as with adversarial losses (GAN)",
+    "OPTIMIZER_STATE": "`eps` dominates the denominator of Adam, or the second moment is far out of date",
     "DESYNC": (
         "the ranks of a distributed run no longer hold the same weights, or copies within the model that "
         "should be equal are not"
     ),
     "NOT_TRAINING": (
-        "parameters that should learn get no update, and which mistake it is: a cut graph, an optimizer that "
-        "misses them, a plain list, a learning rate of 0"
+        "trainable parameters get no update, with the mistake: a detached graph, parameters missing from the "
+        "optimizer, a plain list, a learning rate of 0"
     ),
     "WRONG_LOSS": (
-        "the loss does not suit what it is given: softmax before cross-entropy, shapes that are broadcast, "
-        "targets its last activation cannot reach, a softmax over one class or over the batch"
+        "the loss does not fit its inputs: softmax before cross-entropy, broadcast shapes, targets out of range of "
+        "the output activation, softmax over one class or the batch"
     ),
-    "DATA_SCALE": "inputs or targets of a size that no network starts from, and the model is no better than a constant",
-    "BAD_TARGETS": "targets are all the same, have nothing to do with the inputs, or stand among them",
+    "DATA_SCALE": "inputs or targets are not normalized, and the model is no better than a constant prediction",
+    "BAD_TARGETS": "targets are all the same, are unrelated to the inputs, or are copies of them",
     "LEARNING_RATE": (
-        "steps replace the weights, change next to nothing, or the schedule has run out, and the loss does "
-        "not fall"
+        "updates are far too large or too small, or the schedule has decayed to nothing, and the loss does not fall"
     ),
-    "BAD_INIT": "units that are copies of each other, layers that stay at zero, first weights far too large or small",
+    "BAD_INIT": ("identical units, layers that stay at zero, or initial weights of a far too large or small scale"),
     "CAPACITY": (
-        "layers that do less than they seem to: several that are one, because nothing stands between them or they are "
-        "the same, or one that lets nothing through"
+        "layers that add no capacity: stacked linear layers without an activation, one layer listed several times, "
+        "or a normalization over a single value"
     ),
-    "STALE_GRAD": "gradients of earlier steps are in `.grad` when the next are added",
-    "EVAL_RANDOM": "dropout or other noise acts in evaluation, or dropout no longer acts in training",
-    "NOT_LEARNING": "nothing else is seen, and yet the loss stays at the level of the best constant answer",
-    "LEAKAGE": "the target stands among the inputs as a number",
-    "UNDERFLOW": "gradients in float16 lie below its smallest number and are 0, without a scaled loss",
-    "COLLAPSE": "what a layer gives out, and all layers after it, is nearly the same for every sample",
-    "OVERFITTING": "the loss of evaluation rises while that of training falls",
+    "STALE_GRAD": "gradients of earlier steps are still in `.grad` when new ones are accumulated",
+    "EVAL_RANDOM": "dropout or other noise is active in evaluation, or dropout is inactive in training",
+    "NOT_LEARNING": "no other issue is detected, but the loss stays at that of the best constant prediction",
+    "LEAKAGE": "target leakage: a column of the inputs equals the target",
+    "UNDERFLOW": "float16 gradients underflow to 0 because the loss is not scaled",
+    "COLLAPSE": "the outputs of a layer, and of all layers after it, are nearly the same for every sample",
+    "OVERFITTING": "the evaluation loss rises while the training loss falls",
 })  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Issue:
-    """One thing that is wrong, where, since when, how badly, and what to do about it.
+    """A training problem: its type, severity, layer, first step, and fix.
 
     Attributes:
-        issue_type: What is wrong.
-        severity: How much it matters.
-        layer: The first site concerned, ``""`` for the whole model.
-        step: The first step at which the condition held.
-        value: The number that was judged, in the unit of the metric named in ``message``.
-        threshold: What it was judged against.
-        message: One sentence saying what was seen.
-        advice: What to do, concretely.
-        layers: Every site concerned, ``layer`` first.
-        healed_step: The step at which the condition was seen to have gone, ``None`` while it is open.
-        cause: What brought it about, in a few words, where that is known: of a NaN its origin, of which the other
-            layers that show it are consequences.
-        explained_by: ``key`` of the issue of the same run whose consequence this one is, ``None`` where there is none
-            or nobody looked; :func:`gradflow_export.records.causes.with_causes` looks.
+        issue_type: Type of the problem.
+        severity: How serious it is.
+        layer: Name of the first layer concerned, ``""`` for the whole model.
+        step: First step at which the condition held.
+        value: The value that was compared, in the unit of the metric named in ``message``.
+        threshold: The threshold it was compared with.
+        message: One sentence with the observation.
+        advice: The fix.
+        layers: Names of all layers concerned, ``layer`` first.
+        healed_step: Step at which the condition no longer held, ``None`` while the issue is open.
+        cause: The cause in a few words, if known. For a NaN it is the origin; other layers with NaN are consequences.
+        explained_by: ``key`` of the issue of the same run that explains this one. ``None`` if there is none or it was
+            not determined; :func:`gradflow_export.records.causes.with_causes` determines it.
     """
 
     issue_type: IssueType
@@ -212,7 +210,7 @@ def number_to_json(value: float | None) -> float | str | None:
 
 
 def number_from_json(value: float | str | None) -> float | None:
-    """Undo :func:`number_to_json`."""
+    """Return the number of a :func:`number_to_json` value."""
     return None if value is None else float(value)
 
 
@@ -235,7 +233,7 @@ def issue_to_json(issue: Issue) -> dict[str, Any]:
 
 
 def issue_from_json(data: Mapping[str, Any]) -> Issue:
-    """Undo :func:`issue_to_json`."""
+    """Return the issue of an :func:`issue_to_json` value."""
     explained = data.get("explained_by")
     return Issue(
         issue_type=IssueType(data["issue_type"]),

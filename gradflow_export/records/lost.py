@@ -45,7 +45,7 @@ class LostSteps:
         why = ", ".join(reason if len(found) == 1 else f"{count} {reason}" for reason, count in found.items())
         parts = [f"{_steps(self.total)} lost ({why})"] if found else []
         parts += [f"{_steps(count)} not written by {name}" for name, count in self.unwritten.items() if count and name]
-        parts += [] if self.after is None else [f"not closed: what came after step {self.after} is not known"]
+        parts += [] if self.after is None else [f"not closed: steps after {self.after} are unknown"]
         return "; ".join(parts)
 
 

@@ -74,7 +74,7 @@ def _joined(points: list[str]) -> Iterable[str]:
 
 
 def _item(issue: Issue) -> str:
-    where, until = issue.layer or "the whole model", "" if issue.open else f", gone at step {issue.healed_step}"
+    where, until = issue.layer or "the whole model", "" if issue.open else f", healed at step {issue.healed_step}"
     return (
         f'<li><b style="color:{_colour(issue.severity)}">{issue.issue_type}</b> in <code>{escape(where)}</code> '
         f"since step {issue.step}{until}: {escape(issue.message)} "

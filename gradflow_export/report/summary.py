@@ -196,7 +196,7 @@ class RunSummary:
 
     def _progress(self) -> str:
         if "loss" not in self.headline:
-            return "; no loss was seen"
+            return "; no loss was recorded"
         if self.loss is None or len(self._players) > 1:
             return ""
         first, last = self.loss
@@ -256,8 +256,8 @@ class RunSummary:
         if self.spacing > 1:
             span += f"; to keep to the budget, at times one of {self.spacing:.0f}"
         if self.overhead is not None:
-            span += f"; watching took {self.overhead:.1%} of the time of all steps"
-            span += " (the first 100 are read densely)" if self.last <= SHORT else ""
+            span += f"; overhead {self.overhead:.1%} of the time of all steps"
+            span += " (the first 100 are recorded densely)" if self.last <= SHORT else ""
         lines = [f"{title}{model}", f"  {self.verdict}", f"  {span}"]
         width = max(22, *(len(name) + 1 for name in self.headline)) if self.headline else 0
         if self.headline:
@@ -273,9 +273,9 @@ class RunSummary:
         for group in self.groups:
             lines += issue_lines(group.head, group.also)
         if self.left_out:
-            lines.append(f"  {self.left_out} older issues that have gone again are left out")
+            lines.append(f"  {self.left_out} older healed issues are not listed")
         for issue in self.ignored:
-            until = "" if issue.open else f", gone at step {issue.healed_step}"
+            until = "" if issue.open else f", healed at step {issue.healed_step}"
             where = f"{issue.layer or 'the whole model'}{f' and {n} more' if (n := len(issue.layers) - 1) else ''}"
             lines.append(f"  ignored  {issue.issue_type} in {where} since step {issue.step}{until}")
         return "\n".join(lines)
@@ -317,7 +317,7 @@ def issue_lines(issue: Issue, also: str = "") -> list[str]:
         issue: What is wrong.
         also: What it explains, in words.
     """
-    where, until = issue.layer or "the whole model", "" if issue.open else f", gone at step {issue.healed_step}"
+    where, until = issue.layer or "the whole model", "" if issue.open else f", healed at step {issue.healed_step}"
     lines = [
         f"  [{issue.severity.name}] {issue.issue_type} in {where} since step {issue.step}{until}",
         f"    evidence {issue.message}",

@@ -77,18 +77,18 @@ def _finite(values: Floats) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCollapse(Rule):
-    """Find layers all of whose heads put nearly everything on one key, before anything was learned.
+    """Report layers whose heads all put nearly all attention weight on one key, before anything was learned.
 
-    Sharp heads are no fault: one head that chooses among others, attention that sharpened while the loss fell, a layer
-    that rests on one and the same key for all queries (a sink), or a solved task. A layer of which no head chooses any
-    more passes no gradient to its queries and keys.
+    If no head of a layer chooses among keys, no gradient reaches its queries and keys. Not reported: layers in which
+    one head still chooses, attention that became sharp while the loss fell, a layer in which all queries attend to the
+    same key (an attention sink), and a solved task.
 
     Source: Zhai et al. 2023, arXiv:2303.06296.
 
     Attributes:
-        entropy: Normalised entropy that at least one head of a healthy layer exceeds.
-        healthy: Normalised entropy above which a layer counts as healthy when its past is looked at.
-        sink: Mean weight of one key at which a layer counts as resting on it.
+        entropy: Normalized entropy that at least one head of a healthy layer exceeds.
+        healthy: Normalized entropy above which a layer counts as healthy in its history.
+        sink: Mean weight of one key at which a layer counts as having an attention sink.
     """
 
     entropy: float = 0.15
@@ -121,15 +121,15 @@ class AttentionCollapse(Rule):
         layer, highest = ill[0]
         logit = record.value("attention.max_logit", layer)
         message = (
-            f"every head of {layer} looks at nearly one key only: normalised entropy at most {number(highest)} "
-            "(1 is uniform)"
+            f"every head of {layer} attends almost entirely to one key: normalized entropy at most "
+            f"{number(highest)} (1 is uniform)"
             + (f", logits up to {number(logit)}" if logit is not None else "")
             + (f"; likewise {some(tuple(name for name, _ in ill[1:]))}." if len(ill) > 1 else ".")
         )
         advice = (
-            f"normalise queries and keys in {layer} (a LayerNorm or RMSNorm on each, known as QK-norm), or divide its "
-            "query and key weights so that logits start near 1; "
-            + ("lower the learning rate, lengthen the warm-up" if later else "check its initialisation and its scale")
+            f"normalize queries and keys in {layer} (QK-norm: a LayerNorm or RMSNorm on each), or scale its query "
+            "and key weights down so that logits start near 1; "
+            + ("lower the learning rate or use a longer warm-up" if later else "check its initialization and its scale")
             + ", and check that scores are scaled by head_dim ** -0.5."
         )
         finding = Finding(
@@ -147,18 +147,17 @@ class AttentionCollapse(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRedundancy(Rule):
-    """Find layers whose heads all attend alike, so that one would do.
+    """Report layers whose heads all have nearly the same attention weights, so that one head would suffice.
 
-    Alike from the first look means that they were initialised alike. Heads that grew alike while the loss fell, or
-    that all rest on one key, are not reported; so are heads whose attention is uniform and cannot be compared.
+    Heads that are equal from the first reading were initialized identically. Not reported: heads that became similar
+    while the loss fell, heads that all attend to one key, and uniform attention, which cannot be compared.
 
-    Source: definition of diversity; that many heads of trained models can be spared: Michel et al. 2019,
-    arXiv:1905.10650.
+    Source: definition of diversity; many heads of trained models can be removed: Michel et al. 2019, arXiv:1905.10650.
 
     Attributes:
         diversity: Least diversity of a layer's heads.
-        healthy: Diversity above which a layer counts as healthy when its past is looked at.
-        sink: Mean weight of one key at which a layer counts as resting on it.
+        healthy: Diversity above which a layer counts as healthy in its history.
+        sink: Mean weight of one key at which a layer counts as having an attention sink.
     """
 
     diversity: float = 0.05
@@ -186,14 +185,13 @@ class HeadRedundancy(Rule):
             return ()
         first = float(low.values[low.sites.index(layers[0])])
         message = (
-            f"the heads of {layers[0]} attend alike: diversity {number(first)} "
-            "(0 for equal heads, about 1 for unrelated ones)"
-            + (f"; likewise {some(layers[1:])}." if len(layers) > 1 else ".")
+            f"the heads of {layers[0]} have nearly the same attention weights: diversity {number(first)} (0 for "
+            "equal heads, about 1 for unrelated ones)" + (f"; likewise {some(layers[1:])}." if len(layers) > 1 else ".")
         )
         advice = (
-            f"initialise the heads of {layers[0]} independently (nn.init.xavier_uniform_ on the whole query and key "
-            "weights, not one head's copied to all), check that the tensor is split into heads along the right "
-            "dimension, or use fewer heads there."
+            f"initialize the heads of {layers[0]} independently (nn.init.xavier_uniform_ on the whole query and key "
+            "weights, instead of copying one head to all), check that the tensor is split into heads along the "
+            "right dimension, or use fewer heads."
         )
         # Tokens that are all the same are attended to in the same way by every head.
         return (
@@ -212,19 +210,19 @@ class HeadRedundancy(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class RankCollapse(Rule):
-    """Find a stack of attention after which all tokens of a sequence are the same.
+    """Report a stack of attention layers after which all tokens of a sequence are the same.
 
-    Judged by the residual ``||X - 1 mean(X)^T|| / ||X||`` of what enters and what leaves the last block of each stack,
-    against what entered the first. Both count, because a module without a skip connection of its own may have one
-    around it. Pure attention halves and squares the residual from layer to layer; skip connections and MLPs keep it up.
-    Sparse attention is not a cause, but a cure (Wu et al. 2024, arXiv:2405.18781).
+    The rule compares the residual ``||X - 1 mean(X)^T|| / ||X||`` at the input and output of the last block of each
+    stack with that at the input of the first block. Both are used because a module without its own skip connection may
+    have one around it. Pure attention shrinks the residual doubly exponentially with depth; skip connections and MLPs
+    counteract this. Sparse attention is not a cause; it slows the collapse (Wu et al. 2024, arXiv:2405.18781).
 
     Source: Dong, Cordonnier and Loukas 2021, arXiv:2103.03404.
 
     Attributes:
         residual: Least healthy residual at the end of a stack.
-        share: Least healthy share of the residual that entered.
-        healthy: Residual above which a block counts as healthy when its past is looked at.
+        share: Minimum fraction of the input's residual that must be left.
+        healthy: Residual above which a block counts as healthy in its history.
     """
 
     residual: float = 0.05
@@ -255,12 +253,12 @@ class RankCollapse(Rule):
 
     def _finding(self, layers: tuple[str, ...], value: float, before: float, limit: float) -> Finding:
         message = (
-            f"from {layers[0]} on all tokens of a sequence are nearly the same: what tells them apart is "
-            f"{number(value)} of their norm after {layers[-1]}, and was {number(before)} before attention."
+            f"from {layers[0]} on, all tokens of a sequence are nearly the same: their deviation from the mean "
+            f"token is {number(value)} of their norm after {layers[-1]}, and was {number(before)} before attention."
         )
         advice = (
-            f"add a skip connection around the attention of {layers[0]} (x + attention(norm(x))) and an MLP after it; "
-            "where there is one, scale down what the attention adds or remove what shrinks the skip path."
+            f"add a skip connection around the attention of {layers[0]} (x + attention(norm(x))) and an MLP after "
+            "it; if there is one already, scale down the attention output or remove what shrinks the skip path."
         )
         return Finding(IssueType.RANK_COLLAPSE, Severity.HIGH, layers, value, limit, message, advice, cause=layers[-1])
 
@@ -281,7 +279,7 @@ def stacks(record: StepRecord) -> Iterator[tuple[tuple[str, ...], Floats, Floats
 
 @dataclass(frozen=True, kw_only=True)
 class FixedEntropy(Rule):
-    """Report layers whose mean normalised attention entropy lies below a number that the user gave.
+    """Report layers whose mean normalized attention entropy is below a given threshold.
 
     Attributes:
         threshold: Least mean over the heads of a layer.
@@ -313,8 +311,8 @@ class FixedEntropy(Rule):
                 self.threshold,
                 f"the attention entropy of {some(low)} is {number(value)} of that of uniform attention; the threshold "
                 f"given is {number(self.threshold)}.",
-                "look whether the loss still falls: sharp attention may be what the task asks for; if it does not, "
-                "lower the learning rate or normalise queries and keys.",
+                "check whether the loss still falls: the task may need sharp attention; if it does not fall, lower "
+                "the learning rate or normalize queries and keys.",
                 cause="fixed",
             ),
         )
@@ -322,7 +320,7 @@ class FixedEntropy(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedDiversity(Rule):
-    """Report layers whose head diversity lies below a number that the user gave.
+    """Report layers whose head diversity is below a given threshold.
 
     Attributes:
         threshold: Least diversity.
@@ -351,7 +349,7 @@ class FixedDiversity(Rule):
                 self.threshold,
                 f"the head diversity of {some(layers)} is {number(value)}; the threshold given is "
                 f"{number(self.threshold)}.",
-                "compare with fewer heads in these layers: where the loss is the same, the others were spare.",
+                "try fewer heads in these layers: if the loss is the same, the other heads were redundant.",
                 cause="fixed",
             ),
         )

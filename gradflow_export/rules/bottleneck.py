@@ -20,20 +20,20 @@ from gradflow_export.rules.signals import Chain, chains, inside, outlying, owner
 
 @dataclass(frozen=True, kw_only=True)
 class Bottleneck(Rule):
-    """Find blocks that damp the gradient far more than their neighbours do.
+    """Report blocks that damp the gradient far more than the other blocks.
 
-    What counts is a block that all its predecessor gives must pass: heads side by side, a branch with a way around it,
-    or a layer on which the loss bears as well are none; nor is what stands on a branch whose output joins others', as
-    an adapter's does that begins at 0. A layer whose own weights let enough through is not at fault for a mean or a
-    product between it and the layer before. A block in which a module is dead or saturated is left to those rules:
-    there the cause has its own name.
+    A block counts only if everything its predecessor outputs must pass it. Parallel heads, a branch with a path around
+    it, layers that feed the loss directly, and branches whose output is added to others (such as an adapter that starts
+    at 0) are not judged. If a layer's own weights pass enough gradient, an averaging or product between it and the
+    previous layer is not attributed to it. If a module in the block is dead or saturated, that issue is reported
+    instead.
 
     Source: leave-one-out robust outlier on log gains.
 
     Attributes:
-        factor: Least factor by which its gain lies below the median of the others.
-        deviations: Least distance in robust standard deviations of the others.
-        usual: Gain from which on the weights of a layer let enough through.
+        factor: Minimum factor by which the block's gain is below the median of the others.
+        deviations: Minimum distance in robust standard deviations of the others.
+        usual: Gain from which on the weights of a layer pass enough gradient.
     """
 
     factor: float = 20.0
@@ -86,8 +86,9 @@ class Bottleneck(Rule):
                 (block,),
                 gain,
                 usual / self.factor,
-                f"{block} passes on {number(gain)} of the gradient, the other blocks about {number(usual)}.",
-                f"look at {block} alone: rescale its weights"
+                f"{block} passes on {number(gain)} of the gradient norm; the other blocks pass on about "
+                f"{number(usual)}.",
+                f"change only {block}: rescale its weights"
                 + (f" by about {number(usual / gain)}" if gain > 0 else "")
                 + ", add a skip connection around it (x + block(x)) or a LayerNorm after it.",
                 cause="gain",
@@ -97,24 +98,27 @@ class Bottleneck(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class RankBottleneck(Rule):
-    """Find the first block after which the activations span far fewer directions than before.
+    """Report the first block whose output has a far lower effective rank than its input.
 
-    A code that fits its data does not trigger: the directions that are left out carried nothing. Nor does a layer
-    whose output goes to the loss, whose width is the task's: where the graph was not looked at, a chain counts as
-    reaching it when no parameter is registered after it.
-    Where the layers after it span fewer directions still, the network narrows down to an answer, as pooling and few
-    classes make it: that is a bottleneck only where the loss was read and is stuck.
+    Not reported: a narrow code that fits its data, because the dropped directions carried no information; and a layer
+    whose output goes to the loss, because the task sets its width. Where the graph was not read, a chain counts as
+    reaching the loss if no parameter is registered after it. If the following layers have an even lower rank, the
+    network narrows towards its output, as with pooling and few classes; this counts only if the loss was read and does
+    not fall.
 
-    Once the loss is solved, a small rank is what classification ends in (Papyan et al. 2020, PNAS 117), and the rule is
-    silent. A layer that began at 0 gains its directions one by one, and has a way around it, or nothing would learn.
+    A low rank at the end of training is expected for classification (neural collapse, Papyan et al. 2020, PNAS 117), so
+    the rule does not apply once the loss is solved. A layer that starts at 0 gains its rank step by step and must have
+    a skip connection around it to learn at all.
 
     Source: effective rank, Roy and Vetterli 2007, EUSIPCO.
 
     Attributes:
-        ratio: Greatest share of the preceding block's effective rank.
+        ratio: Maximum fraction of the preceding block's effective rank.
         least: Least effective rank of the preceding block.
-        waist: Least share of its rank that one of the later blocks spans, where it is narrower than what it feeds.
-        patience: Ranks come in groups of four steps whose samples are pooled, and then not for long.
+        waist: Minimum fraction of its rank that a later block spans, where that block is narrower than the one it
+            feeds.
+        patience: Ranks are read in groups of four steps whose samples are pooled, with long intervals between the
+            groups.
     """
 
     ratio: float = 0.25
@@ -161,10 +165,10 @@ class RankBottleneck(Rule):
                     (block,),
                     after,
                     self.ratio * before,
-                    f"the output of {block} spans about {number(after)} directions, its input {number(before)}: "
-                    "what is lost there no later layer can restore.",
-                    f"widen {block} to at least {math.ceil(before)} units, or add a skip connection around it; "
-                    "if it is narrow on purpose, compare the loss with a wider one.",
+                    f"the output of {block} has an effective rank of about {number(after)}, its input of "
+                    f"{number(before)}: later layers cannot restore what is lost.",
+                    f"widen {block} to at least {math.ceil(before)} units, or add a skip connection around it; if "
+                    "it is narrow on purpose, compare the loss with that of a wider layer.",
                     cause="rank",
                     follows_from=(IssueType.EXPLODING, IssueType.VANISHING),
                 )
@@ -173,16 +177,16 @@ class RankBottleneck(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBottleneck(Rule):
-    """Find what makes all tokens of a sequence the same between two blocks of attention.
+    """Report the block between two attention blocks that makes all tokens of a sequence the same.
 
-    Pooling the tokens leaves one direction along the sequence where there were as many as tokens. Attention that does
-    so is RANK_COLLAPSE: it shows inside the blocks, from one to the next.
+    Pooling over tokens leaves one direction where there were as many as tokens. If attention itself has this effect, it
+    is reported as RANK_COLLAPSE.
 
     Source: rank drop of a single block; residual as in Dong, Cordonnier and Loukas 2021, arXiv:2103.03404.
 
     Attributes:
-        healthy: Least residual ``||X - 1 mean(X)^T|| / ||X||`` of what the block before gave out.
-        residual: Greatest residual of what the block after was given.
+        healthy: Minimum residual ``||X - 1 mean(X)^T|| / ||X||`` at the output of the previous block.
+        residual: Maximum residual at the input of the next block.
     """
 
     healthy: float = 0.2
@@ -201,12 +205,13 @@ class TokenBottleneck(Rule):
                 block = _between(reading_of(record, "block.gradient_norm").sites, sites[index], sites[index + 1])
                 left, came = float(after[index]), float(before[index + 1])
                 message = (
-                    f"what tells the tokens of a sequence apart is {number(left)} of their norm after {sites[index]} "
-                    f"and {number(came)} before {sites[index + 1]}: {block} makes them one."
+                    f"the deviation of the tokens of a sequence from their mean is {number(left)} of their norm "
+                    f"after {sites[index]} and {number(came)} before {sites[index + 1]}: {block} makes them the "
+                    "same."
                 )
                 advice = (
                     f"add a skip connection around {block} (x + block(x)), or pool only after the last block that "
-                    "needs the tokens one by one."
+                    "needs individual tokens."
                 )
                 found.append(
                     Finding(

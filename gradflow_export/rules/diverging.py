@@ -32,36 +32,36 @@ _APART = "loss falls as errors rise"
 
 @dataclass(frozen=True, kw_only=True)
 class Diverging(Rule):
-    """Find runs whose loss lies far above its first values, or whose learning is lost, and does not come back.
+    """Report runs whose loss rose far above its initial values, or lost what was learned, and does not recover.
 
-    Above: judged on the loss alone, all of the last ``lasting`` losses lie above ``factor`` times the greatest of the
-    first ``begun``, and they do not fall.
+    Above: all of the last ``lasting`` losses are above ``factor`` times the largest of the first ``begun``, and
+    they do not fall. If the loss of the best constant prediction is known, a loss of ``worse`` times that cannot be
+    explained by the data. If it is not known, the targets may have grown, as with a value function: the issue is then
+    more than a remark only if the updates are large relative to the weights (``large``), or the loss is ``far`` times
+    its initial values. Losses of several optimizers in turn, and losses that go below 0, are not comparable and not
+    judged.
 
-    What it means depends on what the loss is measured against. Where the loss of the best constant answer is known, a
-    loss of ``worse`` times that is not the data's doing. Where it is not, targets may have grown, as those of a value
-    function do: only when steps are large against the weights (``large``) as well, or the loss left its first values by
-    ``far``, is it more than a remark. Losses of several optimizers that take turns tell nothing by their size, nor do
-    losses that go below 0.
+    Apart: the loss falls, while the prediction error in it rises to ``far_off`` times that of the best constant
+    prediction, and to as many times its initial value.
 
-    Apart: the loss falls, and what is known of it as an error of answers rises to ``far_off`` times that of the best
-    constant answer, and as many times what it was.
-
-    Lost: all losses since some step lie above the middle between the first ones and the best that lasted, for half as
-    long as it took to get there, they do not fall, and every loss, of known answers to known questions, is
-    back at that of the best constant answer. Harder data leave something of what was learned, or are learned in turn.
+    Lost: all losses since some step are above the midpoint between the first losses and the best lasting ones, for
+    half as long as it took to get there; they do not fall; and every loss whose targets and predictions are known is
+    back at that of the best constant prediction. With merely harder data, part of what was learned remains, or the new
+    data are learned.
 
     Attributes:
-        factor: Least multiple of the greatest of the first losses.
-        begun: How many losses count as the first.
-        lasting: How many of the last losses must all lie above.
-        worse: Least multiple of the best constant's loss.
-        large: Least update to weight ratio of a large step.
-        far_off: Least multiple of the best constant's loss, and of the first error, at which a falling loss is none.
-        far: Multiple of the first losses that no change of the data brings about.
-        forgotten: Least share of the best constant's loss at which nothing of what was learned is left.
-        deviations: Least gain, in robust standard deviations of the losses around the best ones.
-        away: Fewest steps for which a loss is lost.
-        patience: Few; the last losses are the patience.
+        factor: Minimum multiple of the largest of the first losses.
+        begun: Number of losses that count as the first.
+        lasting: Number of last losses that must all be above.
+        worse: Minimum multiple of the loss of the best constant prediction.
+        large: Minimum update-to-weight ratio of a large update.
+        far_off: Minimum multiple of the error of the best constant prediction, and of the first error, while the loss
+            falls.
+        far: Multiple of the first losses that a change of the data cannot explain.
+        forgotten: Minimum fraction of the loss of the best constant prediction at which nothing learned is left.
+        deviations: Minimum improvement, in robust standard deviations of the losses around the best ones.
+        away: Minimum number of steps for which the loss is lost.
+        patience: Low, because the rule itself looks at the last losses.
     """
 
     factor: float = 3.0
@@ -119,9 +119,9 @@ class Diverging(Rule):
                 now / began,
                 self.factor,
                 f"the loss rose from {number(began)} to {number(now)} and stays there: each of the last "
-                f"{self.lasting} lies above {number(self.factor)} times the first ones.",
-                f"lower the learning rate{lower}; where that does not help, look for a sign in the loss that is the "
-                "wrong way round, and for weights that grow: weight_decay must not be negative.",
+                f"{self.lasting} losses is above {number(self.factor)} times the first ones.",
+                f"lower the learning rate{lower}; if that does not help, check the sign of each term of the loss, "
+                "and look for growing weights: weight_decay must not be negative.",
                 since=since,
                 follows_from=_CAUSES,
             ),
@@ -142,9 +142,9 @@ class Diverging(Rule):
                 ("",),
                 error,
                 self.far_off,
-                f"the loss falls, from {number(loss.first)} to {number(loss.last)}, while the error of the answers in "
-                f"it rises, to {number(error)} times that of the best constant answer.",
-                "look for a part of the loss with the wrong sign: what is subtracted is made as large as can be; a "
+                f"the loss falls, from {number(loss.first)} to {number(loss.last)}, while the prediction error in "
+                f"it rises, to {number(error)} times that of the best constant prediction.",
+                "look for a term of the loss with the wrong sign: a term that is subtracted is maximized; a "
                 "penalty is added, loss = criterion(outputs, targets) + weight * outputs.pow(2).mean().",
                 cause=_APART,
                 follows_from=_CAUSES,
@@ -181,11 +181,12 @@ class Diverging(Rule):
                 ("",),
                 share,
                 self.forgotten,
-                f"the loss had fallen from {number(start)} to {number(best)}, and since step {since} lies at "
-                f"{number(now)}, {number(share)} times that of the best constant answer: what was learned is lost.",
-                f"look at what changed between steps {int(steps[left - 1])} and {since}: whether inputs and targets "
-                f"still belong together (order, shard, numbering of classes), {self._rate(history, since)}the mode of "
-                "the model, a checkpoint that was loaded; go back to the weights before it.",
+                f"the loss had fallen from {number(start)} to {number(best)}, and since step {since} it is "
+                f"{number(now)}, {number(share)} times that of the best constant prediction: what was learned is "
+                "lost.",
+                f"check what changed between steps {int(steps[left - 1])} and {since}: the pairing of inputs and "
+                f"targets (order, shard, class indices), {self._rate(history, since)}train or eval mode, a loaded "
+                "checkpoint; restore the weights from before.",
                 since=since,
                 cause=_LOST,
                 urgent=True,

@@ -145,7 +145,7 @@ def none_better(history: History, level: float, readings: int) -> float | None:
 
 
 def constant_level(history: History, alike: float = 1.2) -> float:
-    """Return the loss of the best constant answer, which is read now and then, to hold the loss of every step against.
+    """Return the loss of the best constant prediction, for comparison with the loss of every step; it is read at times.
 
     Args:
         history: Holds ``loss`` and ``loss.over_constant``.

@@ -26,37 +26,36 @@ _A_LIMIT = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate(Rule):
-    """Find learning rates at which the loss cannot fall: too large, too small, or decayed to nothing.
+    """Report learning rates at which the loss cannot fall: too large, too small, raised, or decayed to nothing.
 
-    Too large: single steps replace a good part of the weights, and after them the loss is no lower than at first. Too
-    small: even if every step went straight downhill, a fall of a tenth would take ``steps`` of them, because ``L /
-    (||g|| ||update||)`` counts the steps to zero loss along the tangent; or steps are below ``timid`` of the weights at
-    a loss no better than a constant's, although consecutive gradients agree which way is down.
+    Too large: single updates change a large part of the weights, and afterwards the loss is no lower than at first. Too
+    small: even along the gradient, a tenth less loss would take ``steps`` steps, where ``L / (||g|| ||update||)`` is
+    the number of steps to zero loss along the tangent; or updates are below ``timid`` of the weights, at a loss no
+    better than a constant's, although consecutive gradients agree. In both cases the loss has not fallen, or hardly if
+    nearly all gradients agree, and the learning rate is not rising (warm-up).
 
-    The loss has not fallen, or hardly where nearly all gradients agree, and the learning rate does not rise (warm-up).
-    Raised: a rate three times any before it, and the loss back where it was at first. Decayed: it lies below a
-    thousandth of its greatest value for longer than it lay above, while the loss is far from its end; or for a third of
-    that, at more than half of the first loss, which fell until the rate did.
+    Raised: the learning rate is three times any earlier one, and the loss is back at its initial value. Decayed: the
+    rate has been below a thousandth of its maximum for longer than above, while the loss is still high; or for a third
+    of that time, at more than half of the first loss, if the loss fell until the rate did.
 
-    Source: size of an update against the weights, You et al. 2017, arXiv:1708.03888; steps along the tangent, Polyak
-    1987, Introduction to Optimization, section 5.3.
+    Source: update size, You et al. 2017, arXiv:1708.03888; tangent, Polyak 1987, Introduction to Optimization, 5.3.
 
     Attributes:
-        replaced: Least update to weight ratio of a step that replaces the weights.
-        times: Fewest such steps among the last readings.
-        gain: Least gain with which the layers that are judged begin.
-        steps: Least number of steps that a fall by a tenth would take.
-        timid: Size of steps against the weights below which they are too small where gradients agree.
-        agree: Least typical cosine of consecutive gradients that counts as agreement.
-        straight: The same from which on the loss may have fallen a little, to ``hardly`` of its first, and steps may be
-            twice as large as ``timid``.
+        replaced: Minimum update-to-weight ratio of an update that is too large.
+        times: Minimum number of such updates among the last readings.
+        gain: Minimum initial gain of the layers that are judged.
+        steps: Minimum number of steps needed for a tenth less loss.
+        timid: Update-to-weight ratio below which updates are too small if consecutive gradients agree.
+        agree: Minimum typical cosine of consecutive gradients that counts as agreement.
+        straight: Cosine from which on the loss may fall to ``hardly`` of its first value, and updates reach twice
+            ``timid``.
         hardly: See ``straight``.
-        settle: Steps before such small ones are judged.
-        jump: Greatest rate that was there before, as a share of one that was raised.
-        undone: Fewest losses at a raised rate.
-        least: Fewest losses before anything is said.
-        fallen: Share of the first loss below which it has fallen.
-        decayed: Share of the greatest learning rate that counts as nothing.
+        settle: Number of steps before such small updates are judged.
+        jump: Highest earlier learning rate, as a fraction of one that counts as raised.
+        undone: Minimum number of losses at a raised learning rate.
+        least: Minimum number of losses before anything is reported.
+        fallen: Fraction of the first loss below which the loss has fallen.
+        decayed: Fraction of the maximum learning rate that counts as nothing.
     """
 
     replaced: float = 0.2
@@ -133,11 +132,11 @@ class LearningRate(Rule):
         times = min(max(begun / 1e-2, 10.0), 1e3)
         lower = f" from {number(rate.high)} to about {number(rate.high / times)}" if rate.count else ""
         message = (
-            f"{int(big.sum())} of {len(ratios)} steps that were measured changed half of the layers' weights by more "
-            f"than {number(100 * self.replaced)} % of their size, up to {number(100 * worst)} %, and the loss went "
+            f"{int(big.sum())} of {len(ratios)} measured steps changed the weights of half of the layers by more "
+            f"than {number(100 * self.replaced)} % of their norm, up to {number(100 * worst)} %, and the loss went "
             f"from {number(first)} to {number(now)}."
         )
-        advice = f"lower the learning rate{lower}; steps of about 0.1 % of the weights are usual."
+        advice = f"lower the learning rate{lower}; updates of about 0.1 % of the weight norm are usual."
         since = int(steps[int(np.argmax(big))])
         yield _finding(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
 
@@ -164,12 +163,12 @@ class LearningRate(Rule):
         if at[-1] - since < self.undone or not (level <= 0.7 * first and late >= max(0.8 * first, 2.0 * level)):
             return
         message = (
-            f"the learning rate rose from {number(old)} to {number(new)}, from step {since} on, and the loss, "
-            f"{number(level)} before, is back at {number(now)}, as before training ({number(first)})."
+            f"the learning rate rose from {number(old)} to {number(new)} at step {since}, and the loss, "
+            f"{number(level)} before, is back at {number(now)}, about its initial value ({number(first)})."
         )
         advice = (
-            f"stay at {number(old)} or below; a schedule that is to lower the rate multiplies it with less than 1: "
-            "StepLR(optimizer, step_size, gamma=0.1), lr * 0.1 ** (epoch // 30)."
+            f"keep the learning rate at {number(old)} or below; a decaying schedule multiplies it by a factor below "
+            "1: StepLR(optimizer, step_size, gamma=0.1), lr * 0.1 ** (epoch // 30)."
         )
         found = _finding(Severity.HIGH, new / old, 1.0 / self.jump, message, advice, "too large", since)
         yield replace(found, urgent=True)  # what it was judged by are many losses already
@@ -197,9 +196,10 @@ class LearningRate(Rule):
         if not float(record.value("update.ratio") or 0.0) + margin(record, "update.ratio") < 1e-4:
             return
         message = (
-            f"at this step size a fall of the loss by a tenth takes at least {number(median(np.array(needed)))} steps, "
-            f"even straight downhill; after {record.step} steps it went from {number(first)} to {number(now)}, and a "
-            f"step changes the weights by {number(100 * float(record.value('update.ratio') or 0.0))} % of their size."
+            f"at this step size, reducing the loss by a tenth takes at least {number(median(np.array(needed)))} "
+            f"steps, even along the gradient; after {record.step} steps it went from {number(first)} to "
+            f"{number(now)}, and a step changes the weights by "
+            f"{number(100 * float(record.value('update.ratio') or 0.0))} % of their norm."
         )
         more = f" from {number(rate.last)}" if rate.count else ""
         advice = f"raise the learning rate{more} tenfold until the loss falls: 1e-3 is usual for Adam, 0.1 for SGD."
@@ -207,13 +207,15 @@ class LearningRate(Rule):
         factor = record.value("gradient.loss_scale") or 1.0
         if min(needed) * scale < self.steps and factor > 1 and whole * scale * factor >= _A_LIMIT:
             advice = (
-                f"call scaler.unscale_(optimizer) before clip_grad_norm_: gradients that the scaler had multiplied by "
-                f"{number(factor)} were clipped, and {number(whole * scale)} is left of {number(whole)}."
+                "call scaler.unscale_(optimizer) before clip_grad_norm_: gradients were clipped while still "
+                f"multiplied by the loss scale {number(factor)}, which reduces a norm of {number(whole)} to "
+                f"{number(whole * scale)}."
             )
         elif min(needed) * scale < self.steps:  # it would be no small step if nothing were clipped
             advice = (
-                f"raise the limit of clipping, which leaves {number(whole * scale)} of a gradient of {number(whole)}: "
-                "clip_grad_norm_(model.parameters(), 1.0) is usual; after that, if need be, the learning rate."
+                f"raise the limit of clipping, which reduces a gradient norm of {number(whole)} to "
+                f"{number(whole * scale)}: clip_grad_norm_(model.parameters(), 1.0) is usual; then, if necessary, "
+                "raise the learning rate."
             )
         found = _finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
         yield replace(found, follows_from=_FLAT)
@@ -233,14 +235,14 @@ class LearningRate(Rule):
         if agree < self.agree or not (flat or (signed and not known)):
             return
         message = (
-            f"a step changes the weights by {number(100 * ratio)} % of their size; gradients of consecutive steps "
-            f"agree (cosine {number(agree)}), and after {record.step} steps the loss went from {number(first)} to "
-            f"{number(now)} only{', no better than a constant' if known else ''}."
+            f"a step changes the weights by {number(100 * ratio)} % of their norm; gradients of consecutive steps "
+            f"agree (cosine {number(agree)}), and after {record.step} steps the loss only went from {number(first)} "
+            f"to {number(now)}{', no better than a constant' if known else ''}."
         )
         more = f" from {number(rate.last)}" if rate.count else ""
         advice = (
-            f"raise the learning rate{more} tenfold until the loss falls; what LambdaLR is given must return a factor, "
-            "not the rate itself."
+            f"raise the learning rate{more} tenfold until the loss falls; the function passed to LambdaLR must "
+            "return a factor, not the learning rate itself."
         )
         found = _finding(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
         yield replace(found, urgent=True, follows_from=_FLAT)  # what it was judged by are many gradients already
@@ -263,12 +265,12 @@ class LearningRate(Rule):
         if rest < since and (now < 0.5 * first or not self._cut_short(history)):
             return
         message = (
-            f"the learning rate fell from {number(rate.high)} to {number(rate.last)} by step {since} and stays there "
-            f"for {rest} steps, while the loss is still {number(now)} of {number(first)} at first."
+            f"the learning rate fell from {number(rate.high)} to {number(rate.last)} by step {since} and has stayed "
+            f"there for {rest} steps, while the loss is still {number(now)} (initially {number(first)})."
         )
         advice = (
-            "call scheduler.step() once per epoch where its numbers count epochs, or give it the number of steps: "
-            "CosineAnnealingLR(optimizer, T_max=epochs * len(loader)); ReduceLROnPlateau is to have mode='min' for a "
+            "call scheduler.step() once per epoch if its arguments count epochs, or pass the number of steps: "
+            "CosineAnnealingLR(optimizer, T_max=epochs * len(loader)); ReduceLROnPlateau needs mode='min' for a "
             "loss."
         )
         found = _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)

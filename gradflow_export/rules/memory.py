@@ -16,10 +16,10 @@ from gradflow_export.rules.signals import Floats
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryUsage(Rule):
-    """Find a process or device that is about to run out of memory.
+    """Report a process or device that is about to run out of memory.
 
     Attributes:
-        share: Share of the machine's, the container's or the device's memory in use.
+        share: Fraction of the memory of the machine, container or device that is in use.
     """
 
     share: float = 0.9
@@ -32,7 +32,12 @@ class MemoryUsage(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Compare what is used with what there is."""
         pairs = (
-            ("runtime.rss", "runtime.memory_limit", "resident memory", "load less data at once, or use fewer workers"),
+            (
+                "runtime.rss",
+                "runtime.memory_limit",
+                "resident memory",
+                "load less data at a time, or use fewer workers",
+            ),
             (
                 "runtime.cuda_reserved",
                 "runtime.cuda_limit",
@@ -61,24 +66,24 @@ class MemoryUsage(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLeak(Rule):
-    """Find memory that rises by the step and does not level off.
+    """Report memory use that grows with every step and does not level off.
 
-    The first fifth of the run is left out (allocators warm up). The Theil-Sen slope of the rest must be positive with
-    95 % confidence, the rise worth mentioning, and the last third at least half as steep as the whole: a buffer that
-    fills levels off. While it fills nothing tells it from a leak, and what an allocator loses between its blocks creeps
-    upwards too. So a rise that is not yet ``large`` has to go on for longer, and in a straight line: a leak keeps the
-    same with every step. What writers keep of the run themselves is no leak.
+    The first fifth of the run is ignored, because allocators warm up. The Theil-Sen slope of the rest must be positive
+    with 95 % confidence, the growth must be at least ``rise``, and the last third must be at least half as steep as the
+    whole, because a buffer that fills levels off. While a buffer fills, it cannot be distinguished from a leak, and
+    memory fragmentation also grows slowly. A growth that is not yet ``large`` must therefore last longer and follow a
+    straight line: a leak grows by the same amount at each step. Memory that writers of the exporter use is not counted.
 
     Source: Theil 1950; Sen 1968, JASA 63.
 
     Attributes:
-        rise: Least rise in MB.
-        large: Rise in MB from which on ``least`` readings suffice.
-        share: Least rise as a share of the memory in use.
-        lasting: Least slope of the last third relative to the whole.
-        least: Fewest readings after the first fifth.
-        lengthy: Fewest of them for a rise that is not large.
-        straight: Least share of the variance that a straight line explains, for a rise that is not large.
+        rise: Minimum growth in MB.
+        large: Growth in MB from which on ``least`` readings suffice.
+        share: Minimum growth as a fraction of the memory in use.
+        lasting: Minimum slope of the last third relative to the whole.
+        least: Minimum number of readings after the first fifth.
+        lengthy: Minimum number of readings for a growth that is not large.
+        straight: Minimum fraction of the variance explained by a straight line, for a growth that is not large.
     """
 
     rise: float = 24.0
@@ -134,10 +139,11 @@ class MemoryLeak(Rule):
             ("",),
             slope,
             threshold / max(float(steps[-1] - steps[0]), 1.0),
-            f"{what} rose by {number(rise)} MB over {int(steps[-1] - steps[0])} steps, {number(slope)} MB per "
-            "step, and goes on rising.",
-            "store numbers, not tensors: history.append(loss.item()) instead of history.append(loss), which "
-            "keeps the whole graph alive; drop retain_graph=True; bound caches and lists that grow by the step.",
+            f"{what} grew by {number(rise)} MB over {int(steps[-1] - steps[0])} steps, {number(slope)} MB per step, "
+            "and keeps growing.",
+            "store numbers, not tensors: history.append(loss.item()) instead of history.append(loss), which keeps "
+            "the whole graph alive; remove retain_graph=True; limit the size of caches and lists that grow at each "
+            "step.",
             since=int(steps[0]),
             cause=metric,
         )

@@ -18,16 +18,16 @@ from gradflow_export.rules.signals import solved
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonDominated(Rule):
-    """Find Adam steps that ``eps`` decides instead of the gradients, while the loss is not solved.
+    """Report Adam updates whose denominator is dominated by ``eps``, while the loss is not solved.
 
-    Then Adam is plain gradient descent with momentum and the tiny rate ``lr / eps``; a loss scaled down by a constant
-    does it, and so does half precision, where the square of a small gradient is 0. At the end of a run small gradients
-    are natural.
+    Adam then behaves like gradient descent with momentum and the tiny learning rate ``lr / eps``. Causes are a loss
+    that is scaled down by a constant, and half precision, where the square of a small gradient is 0. Small gradients at
+    the end of a run are normal.
 
     Source: Kingma and Ba 2015, arXiv:1412.6980, section 2.
 
     Attributes:
-        share: Least share of entries, in at least half of the parameters.
+        share: Minimum fraction of entries, in at least half of the parameters.
     """
 
     share: float = 0.9
@@ -46,12 +46,12 @@ class EpsilonDominated(Rule):
             return ()
         layers = only(reading, least >= self.share).sites
         message = (
-            f"in {len(layers)} of {shares.size} parameters ({some(layers)}) eps decides the size of Adam's steps: the "
-            f"root of the second moment lies below it in {number(100 * median(shares))} % of the entries."
+            f"in {len(layers)} of {shares.size} parameters ({some(layers)}) eps dominates the denominator of Adam: "
+            f"the root of the second moment is below eps in {number(100 * median(shares))} % of the entries."
         )
         advice = (
-            "multiply the loss up again if it was scaled down (a mean over too many elements, a factor), use loss "
-            "scaling in half precision, or lower eps: torch.optim.AdamW(..., eps=1e-15)."
+            "scale the loss up if it was scaled down (a mean over too many elements, a factor), use loss scaling "
+            "in half precision, or lower eps: torch.optim.AdamW(..., eps=1e-15)."
         )
         return (
             Finding(
@@ -68,17 +68,17 @@ class EpsilonDominated(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class OutdatedSecondMoment(Rule):
-    """Find gradients far above what Adam's second moment expects, over several readings: a spike may be near.
+    """Report gradients far above Adam's second moment estimate over several readings, which often precede a loss spike.
 
-    Fresh layers, rare tokens and single odd batches lift it for a step; only a ratio that stays, in a parameter with
-    enough entries for a mean, is reported.
+    New layers, rare tokens and single outlier batches raise the ratio for one step. Only a ratio that persists, in a
+    parameter with enough entries for a mean, is reported.
 
     Source: Wortsman et al. 2023, arXiv:2304.13013, section 3.4 (RMS above 2.3 precedes loss spikes).
 
     Attributes:
-        ratio: Least root mean square of gradient over second moment.
-        entries: Least size of the parameter.
-        after: Steps at the start that are left alone, while the second moment warms up.
+        ratio: Minimum root mean square of gradient divided by the root of the second moment.
+        entries: Minimum number of entries of the parameter.
+        after: Number of initial steps that are ignored, while the second moment warms up.
     """
 
     ratio: float = 5.0
@@ -102,8 +102,8 @@ class OutdatedSecondMoment(Rule):
             return ()
         layers, worst = ill.sites, float(ill.values.max())
         message = (
-            f"gradients of {some(layers)} are {number(worst)} times what Adam's second moment expects; spikes of the "
-            "loss have been seen to follow."
+            f"gradients of {some(layers)} are {number(worst)} times as large as Adam's second moment estimates; "
+            "loss spikes often follow."
         )
         advice = (
             "lower beta2 (betas=(0.9, 0.95)), clip updates by this ratio as StableAdamW does, or lower the learning "

@@ -21,15 +21,15 @@ GROWING = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Numerical(Rule):
-    """Find the first step and place at which anything is NaN or Inf.
+    """Report the first step and place at which a value is NaN or Inf.
 
-    Where it was found on the CPU, the readings ``origin.*`` name the place and the issue names it alone.
-    Otherwise forward order comes first: the first block with a non-finite output. With finite outputs, or none
-    measured, the first non-finite gradient in backward order, which is the last in order of registration. Every tensor
-    is looked at, because the backward pass of a ReLU turns NaN into 0 where the unit is off.
+    On the CPU, the readings ``origin.*`` name the place, and the issue names only that place. Otherwise the forward
+    pass is searched first: the first block with a non-finite output. If all outputs are finite, or none was read, it is
+    the first non-finite gradient in the order of the backward pass, which is the last one in the order of registration.
+    Every tensor is read, because the backward pass of a ReLU turns NaN into 0 where the unit is off.
 
     Attributes:
-        runaway: Factor above the first loss from which on what is not finite after it has overflowed.
+        runaway: Factor above the first loss from which on a later non-finite value counts as overflow.
     """
 
     runaway: float = 1e3
@@ -88,7 +88,7 @@ class Numerical(Rule):
         usual = np.flatnonzero(values <= 10.0 * loss.first)
         begin = int(usual[-1]) if usual.size else 0
         rate = history.run("learning_rate")
-        lower = f" from {number(rate.last)}, tenfold or more" if rate.count else ""
+        lower = f" from {number(rate.last)} by a factor of ten or more" if rate.count else ""
         return (
             f"the loss grew from {number(float(values[begin]))} to {number(float(values[-1]))} in "
             f"{int(steps[-1] - steps[begin])} steps before it overflowed: lower the learning rate{lower}, and clip: "
@@ -120,8 +120,8 @@ class Numerical(Rule):
                 gradients or ("",),
                 "after the last block",
                 (
-                    "use a loss that works on logits (F.cross_entropy, F.binary_cross_entropy_with_logits) instead of "
-                    "log(softmax(x)), and clamp what goes into log, sqrt and divisions: x.clamp_min(1e-8)."
+                    "use a loss that takes logits (F.cross_entropy, F.binary_cross_entropy_with_logits) instead of "
+                    "log(softmax(x)), and clamp the arguments of log, sqrt and divisions: x.clamp_min(1e-8)."
                 ),
             )
         if bad_loss:

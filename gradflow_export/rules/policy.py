@@ -94,19 +94,20 @@ def adequacy(
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyCollapse(Rule):
-    """Find a policy that takes one action almost surely although training has not come to rest.
+    """Report a policy that takes one action almost always although training has not converged.
 
-    Entropy falls while a policy learns, so a low value alone is no fault before it is close to 0, nor when the loss
-    has settled, never went below 0, and had done half of its fall by the time the entropy was gone: what is certain
-    has a loss near 0 for that alone. Nor when the loss fell together with the entropy, and far below zero: neither the
-    error of a critic nor an entropy can take it there, only a return that rises. A loss whose terms average to
-    zero (a sampled log-probability times an advantage) shows no return; there low entropy is reported.
+    The entropy of a policy falls during learning, so a low entropy alone is not reported before it is close to 0. It is
+    not reported if the loss has settled, never went below 0, and had made half of its decrease before the entropy was
+    gone: a deterministic policy then has a loss near 0 for that reason alone. It is not reported either if the loss
+    fell far below zero together with the entropy, which only a rising return can cause, not a critic's error or an
+    entropy bonus. A loss whose terms average to zero (a sampled log-probability times an advantage) carries no
+    information about the return; a low entropy is then reported.
 
-    Source: Mnih et al. 2016, arXiv:1602.01783, on entropy regularisation.
+    Source: Mnih et al. 2016, arXiv:1602.01783, on entropy regularization.
 
     Attributes:
-        entropy: Normalised entropy below which nothing is explored.
-        std: Standard deviation below which nothing is explored.
+        entropy: Normalized entropy below which the policy does not explore.
+        std: Standard deviation below which the policy does not explore.
     """
 
     entropy: float = 0.1
@@ -129,13 +130,14 @@ class PolicyCollapse(Rule):
             if _followed(past, least, history) and converged(record, history):
                 continue
             sudden = past.first < 5 * least
-            message = f"the {what} of the policy is {number(value)}: it takes one action almost surely" + (
-                ", and did so from the beginning." if sudden else f", after {number(past.first)} at first."
+            message = f"the {what} of the policy is {number(value)}: it takes one action almost always" + (
+                ", and has done so from the beginning." if sudden else f"; it was {number(past.first)} at first."
             )
             advice = (
-                "raise the entropy bonus (0.01 to 0.05 times the entropy in the loss), shrink the last layer's weights "
-                "at initialisation (nn.init.orthogonal_(head.weight, 0.01)), normalise advantages, lower the learning "
-                "rate; of a Gaussian policy keep log_std above -2. If the return is at its best, leave it."
+                "raise the entropy bonus (0.01 to 0.05 times the entropy in the loss), initialize the last layer "
+                "with smaller weights (nn.init.orthogonal_(head.weight, 0.01)), normalize advantages, or lower the "
+                "learning rate; keep log_std of a Gaussian policy above -2. If the return is already optimal, "
+                "ignore this."
             )
             severity = Severity.HIGH if sudden else Severity.MEDIUM
             where = _heads(record, metric, low=least)
@@ -147,24 +149,26 @@ class PolicyCollapse(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class ExcessExploration(Rule):
-    """Find a policy whose actions stay random: a wide Gaussian that does not narrow, or a choice that stays uniform.
+    """Report a policy whose actions stay random: a wide Gaussian that does not narrow, or a policy that stays uniform.
 
-    How long training will last is not known while it runs. A uniform choice is normal at first and judged only after
-    ``steps``; a wide Gaussian after ``readings``, and only while it narrows by less than a tenth over them.
+    The total length of training is unknown while it runs. A uniform policy is normal at first and is judged only after
+    ``steps``; a wide Gaussian is judged after ``readings``, and only if it narrows by less than a tenth over them.
 
-    A tenth of ``steps`` suffices where training moves the weights of the choice, by as much as their own size in all,
-    and the choice does not follow. Either its entropy lacks no more of the maximum than at first: a bonus outweighs
-    the advantages, or a return says nothing. Or the lack is smaller than ``deaf`` allows, and ten times the run would
-    not bring it to ``entropy`` even if all updates agreed: a temperature divides the logits away. With features of
-    size h and K actions, the variance of logits is ``h^2 |W|^2 / K``, and that over ``2 ln K`` is the lack.
+    A tenth of ``steps`` suffices if training has moved the weights of the policy head by as much as their norm, and the
+    policy does not change. Either its entropy is as close to the maximum as at first: an entropy bonus outweighs the
+    advantages, or the return carries no signal. Or the distance to the maximum is smaller than ``deaf`` allows, and ten
+    times the run would not bring it to ``entropy`` even if all updates agreed: a temperature scales the logits down.
+    With features of norm h and K actions, the variance of the logits is ``h^2 |W|^2 / K``, and this divided by ``2 ln
+    K`` is the distance.
 
     Attributes:
-        std: Greatest standard deviation, in halves of the range of actions where that is given.
-        entropy: Normalised entropy above which a choice is as good as uniform.
-        readings: Readings of the standard deviation that must agree.
-        steps: Steps over which a uniform choice is normal.
-        deaf: Lack of entropy over the squared norm of the head's weights: 18 actions and features of 0.01 give this.
-        patience: One; readings and steps are the patience.
+        std: Maximum standard deviation, in units of half the action range where that is given.
+        entropy: Normalized entropy above which a policy counts as uniform.
+        readings: Number of readings of the standard deviation that must agree.
+        steps: Number of steps over which a uniform policy is normal.
+        deaf: Distance to the maximum entropy over the squared norm of the head's weights; 18 actions and features of
+            0.01 give this.
+        patience: One; ``readings`` and ``steps`` already require persistence.
     """
 
     std: float = 2.0
@@ -200,8 +204,8 @@ class ExcessExploration(Rule):
             span = record.step - since
             deaf = 10 * span >= self.steps and self._ignores(where, choice, since, history)
             if span >= self.steps or deaf:
-                message = f"the choice of actions has been uniform (entropy {uniform:.4f}) since step {since}" + (
-                    ", though its weights moved by as much as their size." if deaf else "."
+                message = f"the policy has been uniform over actions (entropy {uniform:.4f}) since step {since}" + (
+                    ", although its weights moved by as much as their norm." if deaf else "."
                 )
                 findings.append(self._finding(where, uniform, self.entropy, message, since))
         return tuple(findings)
@@ -220,7 +224,7 @@ class ExcessExploration(Rule):
     def _finding(self, where: tuple[str, ...], value: float, threshold: float, message: str, since: int) -> Finding:
         advice = (
             "lower the entropy bonus or the temperature, start log_std at or below 0 (or squash and bound it), and "
-            "check that advantages differ between actions: constant ones teach nothing."
+            "check that advantages differ between actions: constant advantages give no learning signal."
         )
         severity = Severity.MEDIUM if threshold == self.std else Severity.LOW
         return Finding(

@@ -33,24 +33,25 @@ _SHUT = ("activation.zero_share", "activation.saturated_share")
 
 @dataclass(frozen=True, kw_only=True)
 class Stagnation(Rule):
-    """Find trainable parameters that have not changed by a single bit over at least ``span`` executed steps.
+    """Report trainable parameters that have not changed by a single bit over at least ``span`` executed steps.
 
-    Judged by checksums of all their entries, so that what an average, a copy or another optimizer moves in between is
-    not accused. A gradient that is zero by invariance is no fault: it is 0, or lies below ``invariant`` of its module's
-    other gradients, while those parameters learn (the key bias of attention, a convolution's bias before BatchNorm).
-    Nor is one that is zero because an activation lets nothing through, all its outputs 0 or flat: DEAD and SATURATION
-    report that, with the layer to mend; but modules whose parameters are all 0 would rest behind any activation.
+    Checksums of all entries are compared, so changes by a moving average, a copy or another optimizer also count. Not
+    reported: a gradient that is zero by invariance, meaning exactly 0 or below ``invariant`` of the other gradients of
+    its module while those parameters learn (the key bias of attention, a convolution's bias before BatchNorm); and a
+    gradient that is zero because an activation blocks it, with all outputs 0 or saturated, which DEAD and SATURATION
+    report. The last exception does not apply to modules whose parameters are all 0.
 
-    Steps that a gradient scaler skipped are no steps. What got no gradient because nothing was sent there, while others
-    of its kind learn, counts as never chosen and matters little: a router may come to it yet. It is known by modules
-    that were not called, by a gradient that was there before, and by members of its kind that have one in some steps
-    only. A target network waits for the next copy, see :func:`~gradflow_export.rules.signals.follows`.
+    Steps that a gradient scaler skipped do not count. A parameter that gets no gradient because no sample was routed to
+    it, while similar modules learn, is reported as not chosen, with severity LOW, because a router may still choose it.
+    This is detected from modules that were not called, from an earlier gradient, and from similar modules that get a
+    gradient in some steps only. A target network may wait for its next copy, see
+    :func:`~gradflow_export.rules.signals.follows`.
 
     Attributes:
-        span: Least number of steps without a change.
-        readings: Least number of readings within them.
-        invariant: Greatest share of the sibling's gradient norm that counts as zero by invariance.
-        patience: One; the span is the patience.
+        span: Minimum number of steps without a change.
+        readings: Minimum number of readings within them.
+        invariant: Maximum fraction of the sibling's gradient norm that counts as zero by invariance.
+        patience: One; ``span`` already requires persistence.
     """
 
     span: int = 10
@@ -136,7 +137,7 @@ class Stagnation(Rule):
         severity = Severity.HIGH if 2 * len(layers) >= total else Severity.MEDIUM
         severity = Severity.LOW if why == UNCHOSEN else severity
         message = (
-            f"{len(layers)} of {total} trainable parameters ({some(layers)}) did not change by a bit in "
+            f"{len(layers)} of {total} trainable parameters ({some(layers)}) did not change in "
             f"{number(step - since + 1)} steps: {why}."
         )
         return Finding(
@@ -155,19 +156,19 @@ class Stagnation(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class LostUpdates(Rule):
-    """Find runs in coarse number formats, or on declared grids, whose updates are mostly rounded away.
+    """Report runs in low precision, or on declared quantization grids, whose updates are mostly lost to rounding.
 
-    What an optimizer meant is compared with what arrived, entry by entry: found too, and sooner than by waiting for
-    bits that rest, are models of which a few weights still move.
+    The intended update is compared with the actual change of each entry. This also detects models in which a few
+    weights still change, and earlier than waiting for weights that stay constant.
 
     Source: Zamirai et al. 2020, arXiv:2010.06192.
 
     Attributes:
-        lost: Least share of the entries meant to change that did not, where it is grave.
-        effectiveness: Greatest effectiveness of the update as a whole where it is grave.
-        most: Least such share that is reported.
-        part: Greatest effectiveness that is reported.
-        patience: A warm-up begins with updates that are lost, and is over soon.
+        lost: Minimum fraction of the entries with an intended change that did not change, for a severe issue.
+        effectiveness: Maximum effectiveness of the whole update for a severe issue.
+        most: Minimum fraction that is reported.
+        part: Maximum effectiveness that is reported.
+        patience: High enough for a warm-up, in which the first updates are lost.
     """
 
     lost: float = 0.95
@@ -193,8 +194,8 @@ class LostUpdates(Rule):
         order = np.argsort(-np.where(each.present, each.values, -1.0), kind="stable")
         layers = tuple(each.sites[i] for i in order if each.present[i] and each.values[i] >= self.most)
         message = (
-            f"{number(100 * share)} % of the updates that the optimizer meant did not change a bit of the weights "
-            f"({some(layers)}): {ROUNDING}."
+            f"{number(100 * share)} % of the optimizer's updates left the weights unchanged ({some(layers)}): "
+            f"{ROUNDING}."
         )
         return (
             Finding(
@@ -213,7 +214,7 @@ class LostUpdates(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class RoundedUpdates(LostUpdates):
-    """Say of runs whose updates a number format rounds away that they do not train: the mistake behind what rests."""
+    """Report runs whose updates are lost to rounding as not training."""
 
     name: ClassVar[str] = "rounded-updates"
 
@@ -230,14 +231,14 @@ class RoundedUpdates(LostUpdates):
 
 @dataclass(frozen=True, kw_only=True)
 class TakenBack(Rule):
-    """Find parameters that change in the optimizer's step and are what they were when the next forward pass uses them.
+    """Report parameters that change in ``optimizer.step()`` and have their old values again at the next forward pass.
 
-    So it is with weights that are laid on a grid after the step, where no update is as long as half a step of the grid,
-    and with weights that are restored. Where the weights lie between the points of a declared grid an update is only
-    late; where just some rows were looked at, nobody can say that the others rest too.
+    This happens if weights are quantized after each step and no update reaches half a quantization step, or if weights
+    are restored. Weights between the points of a declared grid are only updated late and not reported; nor is a
+    parameter of which only some rows were read, because the other rows may change.
 
     Attributes:
-        patience: A warm-up begins with updates that are lost, and is over soon.
+        patience: High enough for a warm-up, in which the first updates are lost.
     """
 
     patience: int = 8
@@ -258,13 +259,14 @@ class TakenBack(Rule):
             return ()
         total = int(change.present.sum())
         message = (
-            f"{len(layers)} of {total} parameters ({some(layers)}) move in optimizer.step() and are back, bit for bit, "
-            "when the next forward pass uses them."
+            f"{len(layers)} of {total} parameters ({some(layers)}) change in optimizer.step() and are back at their "
+            "old values, bit for bit, at the next forward pass."
         )
         advice = (
-            "find what writes to them between step() and the forward pass. Where they are rounded to a grid, keep the "
-            "unrounded weights for the optimizer and round a copy in forward (straight-through), or raise the learning "
-            "rate until an update is half a step of the grid; where they are to stay, call requires_grad_(False)."
+            "find the code that writes to them between step() and the forward pass. If they are quantized, keep "
+            "full-precision weights for the optimizer and quantize a copy in forward (straight-through estimator), "
+            "or raise the learning rate until an update is half a quantization step; if they are meant to stay "
+            "constant, call requires_grad_(False)."
         )
         severity = Severity.HIGH if 2 * len(layers) >= total else Severity.MEDIUM
         return (Finding(IssueType.STAGNATION, severity, layers, 0.0, 0.0, message, advice, origin=TAKEN_BACK),)
@@ -284,8 +286,8 @@ def _on_grids(record: StepRecord) -> bool:
 
 
 _OFF_GRID = (
-    "each update is smaller than half a step of the declared grid: keep the weights between its points and round what "
-    "is used alone (w + (round(w / step) * step - w).detach()), raise the learning rate, or declare a finer grid."
+    "each update is smaller than half a step of the declared grid: keep full-precision weights and quantize a copy "
+    "in forward (w + (round(w / step) * step - w).detach()), raise the learning rate, or declare a finer grid."
 )
 
 
@@ -294,16 +296,16 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         NOT_OWNED: "build the optimizer from model.parameters() after every module exists, or call "
         "optimizer.add_param_group({{'params': [...]}}); if {layer} is frozen on purpose, call requires_grad_(False) "
         "on it.",
-        NO_GRADIENT: "the loss does not depend on {layer} through the graph: look for .detach(), .item(), "
-        "torch.no_grad() or an argmax between it and the loss, and for modules that forward() never calls.",
-        UNCHOSEN: "a router that never sends anything to {layer} wastes it: add noise to its scores or a loss that "
-        "balances the load; where there is no router, call it in forward() or take it out of the model.",
-        ZERO_RATE: "set a learning rate above 0 in this parameter group, or check that the scheduler is stepped once "
-        "per step and has not run out.",
-        ZERO_GRADIENT: "what follows {layer} lets no gradient through: look for dead ReLU units, weights initialised "
+        NO_GRADIENT: "the graph of the loss does not contain {layer}: look for .detach(), .item(), torch.no_grad() "
+        "or an argmax between it and the loss, and for modules that forward() never calls.",
+        UNCHOSEN: "the router never selects {layer}: add noise to its scores or a load-balancing loss; if there is "
+        "no router, call the module in forward() or remove it from the model.",
+        ZERO_RATE: "set a learning rate above 0 in this parameter group, or check that the scheduler is called "
+        "once per step and has not ended.",
+        ZERO_GRADIENT: "a layer after {layer} blocks the gradient: look for dead ReLU units, weights initialized "
         "to 0 (use nn.init.kaiming_normal_), or a mask that removes its output.",
-        ROUNDING: "each update is smaller than half the spacing of the weights' number format: keep the weights in "
-        "float32 and use torch.autocast for bfloat16, or raise the learning rate.",
+        ROUNDING: "each update is smaller than half the spacing of the weights' floating-point format: keep the "
+        "weights in float32 and use torch.autocast for bfloat16, or raise the learning rate.",
     }
 )
 """What to do, by the reason."""

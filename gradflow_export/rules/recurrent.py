@@ -66,21 +66,22 @@ def memories(record: StepRecord) -> tuple[Memory, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Subcritical(Rule):
-    """Find recurrent modules that forget long before their sequences end, where that can be what keeps them back.
+    """Report recurrent modules whose state decays long before their sequences end, if this may limit learning.
 
-    Every standard initialisation begins below the band around 0.9 in which memory is long: 0.5 to 0.75 with PyTorch's
-    defaults, from where training raises it when the task needs memory. So a module is called ill in two cases only.
-    Either each of its layers keeps less than ``forgets``, which no standard initialisation does, and the loss has not
-    halved: a task that needs no memory is learned without. Or all lie below ``band`` and the loss has not moved over
-    hundreds of steps; that is a hint, of low severity. One layer that remembers is enough for the module.
+    Standard initializations start below the critical band around 0.9, in which memory is long: at 0.5 to 0.75 with
+    PyTorch's defaults. Training raises the value if the task needs memory. A module is therefore reported in two cases
+    only. Either each of its layers keeps less than ``forgets``, which no standard initialization does, and the loss has
+    not halved; a task that needs no memory is learned anyway. Or all layers are below ``band`` and the loss has not
+    changed over hundreds of steps; this is a hint of low severity. One layer with a long memory is enough for the
+    module.
 
     Source: Pascanu et al. 2013, arXiv:1211.5063; Engelken et al. 2023, arXiv:2006.02427.
 
     Attributes:
-        forgets: Factor per step below which the state is as good as no memory: 0.4 leaves a tenth after 2.5 steps.
+        forgets: Factor per time step below which the state has no useful memory: 0.4 leaves a tenth after 2.5 steps.
         band: Lower edge of the critical band.
-        least: Sequences of fewer steps need no memory.
-        learned: Share of its first value below which the loss shows that nothing is missing.
+        least: Minimum sequence length; shorter sequences need no memory.
+        learned: Fraction of its first value below which the loss shows that memory is not lacking.
     """
 
     forgets: float = 0.4
@@ -116,12 +117,13 @@ class Subcritical(Rule):
         sites = tuple(memory.site for memory in layers)
         message = (
             f"the state of {some(sites)} keeps {number(100 * best.radius)} % of a gradient per step back in time: a "
-            f"tenth is left after {number(best.steps)} of {number(best.length)} steps{also}."
+            f"tenth is left after {number(best.steps)} of {number(best.length)} time steps{also}."
         )
         advice = (
-            f"lengthen the memory of {best.module}: nn.init.orthogonal_ on weight_hh of an RNN, 1 as the forget-gate "
-            "bias of an LSTM (bias_ih[hidden:2 * hidden]), 1 as the update-gate bias of a GRU (the same rows); "
-            "standardise the inputs where they saturate tanh. If the task needs no earlier steps, leave it."
+            f"lengthen the memory of {best.module}: nn.init.orthogonal_ on weight_hh of an RNN, 1 as the "
+            "forget-gate bias of an LSTM (bias_ih[hidden:2 * hidden]), 1 as the update-gate bias of a GRU (the "
+            "same rows); standardize the inputs if they saturate tanh. If the task does not need earlier time "
+            "steps, ignore this."
         )
         return Finding(
             IssueType.RECURRENT_SUBCRITICAL, severity, sites, best.radius, threshold, message, advice,
@@ -131,22 +133,22 @@ class Subcritical(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Supercritical(Rule):
-    """Find recurrent layers that multiply a gradient on its way through the sequence.
+    """Report recurrent layers that amplify the gradient on its way through the sequence.
 
-    A factor slightly above 1 is healthy (an LSTM that was initialised to remember begins at 1.05) and harmless over few
-    steps; so what counts is the growth over the whole sequence. To keep a bit is to latch: between its two states a
-    layer that learned this must tear neighbours apart, so its factor rises above 1 while the loss falls. Growth up to
-    ``harm`` is therefore no fault once the loss has halved, and none at all is where the loss is down to a tenth.
+    A factor slightly above 1 is healthy (an LSTM initialized for long memory starts at 1.05) and harmless over few
+    steps, so the growth over the whole sequence is judged. To store a bit, a layer must latch: it separates neighboring
+    states between its two stable states, and its factor rises above 1 while the loss falls. Growth up to ``harm`` is
+    therefore not reported once the loss has halved, and no growth is reported once the loss is down to a tenth.
 
     Source: Pascanu et al. 2013, arXiv:1211.5063; Bengio, Simard and Frasconi 1994, IEEE Trans. Neural Networks 5,
     section III, on latching; Sompolinsky, Crisanti and Sommers 1988.
 
     Attributes:
         band: Upper edge of the critical band.
-        growth: Least factor over the whole sequence.
-        harm: Factor up to which a loss that falls shows that it does no harm; the least gain over the depth of a
-            network that is called exploding.
-        learned: Share of its first value below which the loss shows that.
+        growth: Minimum factor over the whole sequence.
+        harm: Factor up to which a falling loss shows that there is no harm; also the gain over depth from which on a
+            network is called exploding.
+        learned: Fraction of its first value below which the loss shows that.
     """
 
     band: float = 1.05
@@ -170,12 +172,12 @@ class Supercritical(Rule):
         severity = Severity.CRITICAL if decades > 6 else Severity.HIGH if decades > 2 else Severity.MEDIUM
         sites = tuple(memory.site for memory in found)
         message = (
-            f"the state of {worst.site} multiplies a gradient by {number(worst.radius)} per step back in time, 10 to "
-            f"the power of {number(decades)} over {number(worst.length)} steps."
+            f"the state of {worst.site} multiplies a gradient by {number(worst.radius)} per step back in time, 10 "
+            f"to the power of {number(decades)} over {number(worst.length)} time steps."
         )
         advice = (
-            f"bring the recurrent weights of {worst.site} down: nn.init.orthogonal_ on weight_hh, or divide it by "
-            f"{number(worst.radius)}; use tanh or an LSTM instead of a ReLU recurrence; clip with "
-            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) until then."
+            f"reduce the recurrent weights of {worst.site}: nn.init.orthogonal_ on weight_hh, or divide it by "
+            f"{number(worst.radius)}; use tanh or an LSTM instead of a ReLU recurrence; until then clip with "
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
         )
         return (Finding(IssueType.RECURRENT_SUPERCRITICAL, severity, sites, worst.radius, self.band, message, advice),)

@@ -21,21 +21,21 @@ _SAID: Mapping[str, tuple[str, str, str]] = MappingProxyType(
                 "by {percent} % of their checksum at most."
             ),
             (
-                "average gradients on every rank before each step (DistributedDataParallel does; leave no_sync() for "
-                "the last micro-batch), step with the same learning rate and the same skipped steps everywhere, and "
-                "change weights on all ranks alike; then broadcast rank 0's weights: "
+                "average gradients on every rank before each step (DistributedDataParallel does; exit no_sync() "
+                "for the last micro-batch), use the same learning rate and skip the same steps on all ranks, and "
+                "make any other weight change on all ranks; then broadcast rank 0's weights: "
                 "torch.distributed.broadcast(p.data, src=0)."
             ),
         ),
         "parameter.copy_gap": (
             "copies",
             (
-                "{count} of {total} copies ({names}) are no longer equal: they differ by up to {percent} % of their "
-                "greatest entry."
+                "{count} of {total} copies ({names}) are no longer equal: they differ by up to {percent} % of "
+                "their largest entry."
             ),
             (
-                "hold one tensor where there should be one (self.right = self.left), or give both the same gradient, "
-                "clipping, learning rate and weight decay; then make them equal again: b.data.copy_(a)."
+                "share one tensor if they are meant to be tied (self.right = self.left), or use the same gradient, "
+                "clipping, learning rate and weight decay for both; then make them equal again: b.data.copy_(a)."
             ),
         ),
     }
@@ -45,15 +45,15 @@ _SAID: Mapping[str, tuple[str, str, str]] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Desync(Rule):
-    """Find parameters of which every rank should hold the same and does not.
+    """Report parameters that should be equal on all ranks and are not.
 
-    Gradients that are averaged are the same bits on every rank, and so are the updates that are made of them: between
-    healthy replicas there is no distance at all, and one does not go away by itself.
+    Averaged gradients are bit-for-bit equal on all ranks, and so are the updates computed from them. Healthy replicas
+    have no distance at all, and a distance does not disappear by itself.
 
-    Source: Li et al. 2020, arXiv:2006.15704, section 3.2.1: replicas start alike and see the same gradients.
+    Source: Li et al. 2020, arXiv:2006.15704, section 3.2.1: replicas start equal and get the same gradients.
 
     Attributes:
-        gap: Least relative distance of the checksums; ranks with different hardware may round differently below it.
+        gap: Minimum relative distance of the checksums; ranks with different hardware may round differently below it.
     """
 
     gap: float = 1e-6

@@ -14,20 +14,20 @@ from gradflow_export.rules.signals import settled, solved
 
 @dataclass(frozen=True, kw_only=True)
 class Rotation(Rule):
-    """Find a path of the weights that winds round in one plane, downhill all the way, and does not close in.
+    """Report limit cycles: weights that orbit in one plane, move downhill throughout, and do not converge.
 
-    Winding alone is no fault: momentum and noise wind too, and so does the way into many minima. But in the field of
-    one loss a path that comes back has gone uphill as much as downhill, so its work is not negative; and a spiral that
-    closes in arrives. What is left is a limit cycle of several losses, or batches in a cyclic order. A spiral
-    that leaves threefold within half a window winds about no point of it and is not seen; its loss is.
+    Rotation alone is not reported: momentum, noise and the path into many minima also rotate. But with a single loss, a
+    path that returns to its start has gone uphill as much as downhill, so its work is not negative; and a spiral that
+    shrinks converges. What remains are limit cycles of several losses, or batches in a cyclic order. A spiral that
+    grows threefold within half a window has no center within it and is not detected here; its loss is reported instead.
 
     Source: Balduzzi et al. 2018, arXiv:1802.05642; Mescheder et al. 2018, arXiv:1801.04406.
 
     Attributes:
-        winding: Fewest turns within the window.
-        plane: Least share of the path's variance in one plane.
-        growth: Least growth of the radius over the window; below it the spiral closes in.
-        work: Greatest work, of which -1 is downhill throughout.
+        winding: Minimum number of turns within the window.
+        plane: Minimum fraction of the path's variance in one plane.
+        growth: Minimum growth of the radius over the window; below it the spiral converges.
+        work: Maximum work, where -1 is downhill throughout.
     """
 
     winding: float = 1.0
@@ -49,13 +49,14 @@ class Rotation(Rule):
         if not round_ or solved(history) or settled(history):
             return ()
         message = (
-            f"the weights went round {number(turns)} times within the window, {number(100 * plane)} % of their path in "
-            f"one plane, and their distance from its centre grew {number(growth)}-fold: each player follows the other."
+            f"limit cycle: the weights completed {number(turns)} orbits within the window, {number(100 * plane)} % "
+            f"of their path in one plane, and their distance from its center grew {number(growth)}-fold: the "
+            "players follow each other instead of converging."
         )
         advice = (
-            "give the players different learning rates (a discriminator 2 to 4 times faster), add a gradient penalty "
-            "on real data (R1), average the weights (torch.optim.swa_utils.AveragedModel) or use an extragradient "
-            "step; with a single loss, shuffle the batches."
+            "use different learning rates for the players (2 to 4 times higher for a discriminator), add a "
+            "gradient penalty on real data (R1), average the weights (torch.optim.swa_utils.AveragedModel) or use "
+            "an extragradient step; with a single loss, shuffle the batches."
         )
         severity = Severity.HIGH if growth >= 1.0 else Severity.MEDIUM
         return (Finding(IssueType.ROTATION, severity, _players(record), turns, self.winding, message, advice),)

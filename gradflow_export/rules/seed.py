@@ -1,4 +1,4 @@
-"""Fixed thresholds as they are often used: literal, loss-scale dependent, and only reported when asked for by name."""
+"""Fixed thresholds as often used: literal, dependent on the loss scale, and only applied if a user sets them."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ class _OfParameters(_Fixed):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedExploding(_OfParameters):
-    """Find parameters whose gradient norm lies above a fixed number.
+    """Report parameters whose gradient norm is above a fixed threshold.
 
     Attributes:
-        threshold: Greatest allowed norm.
+        threshold: Maximum gradient norm.
     """
 
     threshold: float = 10.0
@@ -100,13 +100,13 @@ class FixedExploding(_OfParameters):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedVanishing(_OfParameters):
-    """Find parameters whose gradient norm lies below a fixed number.
+    """Report parameters whose gradient norm is below a fixed threshold.
 
-    Parameters without a gradient are left out, frozen ones, and those that are zero by invariance: their module's other
-    parameters have a gradient ``invariant`` times as large.
+    Parameters without a gradient, frozen parameters, and gradients that are zero by invariance are excluded: for the
+    last, the other parameters of the module have a gradient ``invariant`` times as large.
 
     Attributes:
-        threshold: Least allowed norm.
+        threshold: Minimum gradient norm.
         invariant: See above.
     """
 
@@ -121,7 +121,7 @@ class FixedVanishing(_OfParameters):
         IssueType.VANISHING,
         Severity.HIGH,
         "the gradient norm of {layers} is as low as {value}, below {limit}.",
-        "add skip connections or normalisation before these layers; check that the loss is not scaled down.",
+        "add skip connections or normalization before these layers; check that the loss is not scaled down.",
     )
 
     def _at_fault(self, ill: Reading, reading: Reading) -> Reading:
@@ -135,7 +135,7 @@ class FixedVanishing(_OfParameters):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedStagnation(_OfParameters):
-    """Find parameters, frozen ones left out, whose update norm lies below a fixed number.
+    """Report trainable parameters whose update norm is below a fixed threshold.
 
     Attributes:
         threshold: Least allowed norm of an update.
@@ -157,7 +157,7 @@ class FixedStagnation(_OfParameters):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedDead(_OfParameters):
-    """Find parameters, frozen ones left out, with more than a fixed share of zero gradient entries.
+    """Report trainable parameters with more than a fixed fraction of zero gradient entries.
 
     Attributes:
         threshold: Greatest allowed share.
@@ -173,13 +173,14 @@ class FixedDead(_OfParameters):
         IssueType.DEAD,
         Severity.MEDIUM,
         "up to {percent} % of the gradient entries of {layers} are zero.",
-        "check for dead ReLU units (nn.LeakyReLU(0.01)); rows of an embedding that were not looked up are normal.",
+        "check for dead ReLU units (nn.LeakyReLU(0.01)); zero rows are normal in an embedding, for entries "
+        "that were not looked up.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSpike(_Fixed):
-    """Find a loss that exceeds the one before by a fixed factor.
+    """Report a loss that exceeds the previous one by a fixed factor.
 
     Attributes:
         threshold: Greatest allowed factor.
@@ -202,13 +203,13 @@ class FixedSpike(_Fixed):
         message = (
             f"the loss went from {number(float(last[0]))} to {number(float(last[1]))}, {number(factor)} times as much."
         )
-        advice = f"look at the batch of step {record.step} for outliers; {_CLIP}"
+        advice = f"check the batch of step {record.step} for outliers; {_CLIP}"
         return (Finding(IssueType.LOSS_SPIKE, Severity.MEDIUM, ("",), factor, self.threshold, message, advice),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedMemory(_Fixed):
-    """Find a process that uses more memory than a fixed number of MB.
+    """Report a process that uses more memory than a fixed number of MB.
 
     Attributes:
         threshold: Greatest allowed resident memory in MB.
@@ -226,21 +227,21 @@ class FixedMemory(_Fixed):
         if used is None or not used > self.threshold:
             return ()
         message = f"resident memory is {number(used)} MB, above {number(self.threshold)} MB."
-        advice = "load less data at once, use fewer workers, or raise memory_usage_threshold."
+        advice = "load less data at a time, use fewer workers, or raise memory_usage_threshold."
         return (Finding(IssueType.MEMORY_USAGE, Severity.MEDIUM, ("",), used, self.threshold, message, advice),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedUnstable(_Fixed):
-    """Find a gradient norm whose coefficient of variation lies above a fixed number.
+    """Report a gradient norm whose coefficient of variation is above a fixed threshold.
 
     Over n steps the coefficient cannot exceed ``sqrt(n)``: 3 cannot be reached in fewer than 10.
 
     Source: Katsnelson and Kotz 1957, on the bound.
 
     Attributes:
-        threshold: Greatest allowed standard deviation (ddof=1) over mean.
-        window: Steps looked at.
+        threshold: Maximum standard deviation (ddof=1) over mean.
+        window: Number of steps used.
     """
 
     threshold: float = 3.0

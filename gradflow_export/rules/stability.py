@@ -42,36 +42,34 @@ def residuals(logs: Floats, width: int = 9) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class Unstable(Rule):
-    """Find gradients that leap again and again, or a step that overshoots the valley from side to side.
+    """Report gradient norms that jump again and again, or updates that overshoot from side to side of a valley.
 
-    Judged on what a rolling median leaves over, not on the coefficient of variation: that is at most the square root of
-    the number of steps, and healthy fast convergence exceeds 3 by trend alone. A leap is one up from the usual norm as
-    well, not from neighbours near 0 alone, and stands out from what norms scatter by: single samples have gradients of
-    all sizes. Norms far below the greatest of the run are the noise of a solved problem and do not count, nor do leaps
-    at a loss below ``solved`` of the first: a margin loss gives batches that are solved no gradient at all, beside
-    which any other leaps.
+    Jumps are measured against a rolling median, because healthy fast convergence alone gives a high coefficient of
+    variation. A jump must also exceed the usual norm, not only neighbors near 0, and stand out from the usual scatter.
+    Not counted: norms far below the largest of the run, which are noise of a solved problem; jumps at a loss below
+    ``solved`` of the first, because a margin loss gives solved batches no gradient; and jumps up to the initial
+    gradient norm, which a rare class or a second task can cause, unless the norms in between are close to 0.
 
-    Nor do leaps to what the run began with, unless what lies between is next to nothing: a rare class, or a second
-    task, has gradients as at first. Overshooting must raise the loss too, above its first or for ``lasting`` readings:
-    at the edge of stability, under Adam and between two players gradients turn round, wax and wane while nothing is
-    lost, or is regained at once.
+    Overshooting is reported only if the loss rises as well, above its first value or for ``lasting`` readings. At the
+    edge of stability, with Adam, and in adversarial training, gradients reverse and grow at times without a lasting
+    rise of the loss.
 
-    Source: stability limit of gradient descent, lr * lambda_max < 2 (consecutive gradients turn round while they grow,
-    and the loss with them; growth is a Theil-Sen slope above 0 with 95 % confidence, because batches that take turns
-    oscillate by themselves). Edge of stability: Cohen et al. 2021, arXiv:2103.00065.
+    Source: stability limit of gradient descent, lr * lambda_max < 2: consecutive gradients reverse while their norm and
+    the loss grow (Theil-Sen slope above 0 with 95 % confidence, because alternating batches oscillate by themselves).
+    Edge of stability: Cohen et al. 2021, arXiv:2103.00065.
 
     Attributes:
-        leap: Factor over the rolling median that makes an outlier.
-        times: Fewest outliers in the window.
-        turn: Median cosine of consecutive gradients that means turning round.
-        relevant: Least share of the greatest norm of the run.
-        solved: Share of the first loss below which a batch counts as solved.
-        beyond: Least multiple of the second greatest of the first ten norms; a leap by ``steep`` counts in any case.
-        steep: Factor over the rolling median.
-        deviations: Least distance in robust standard deviations of what the rolling median leaves over.
-        lasting: Readings over which gradients turn round and grow where the loss stays below its first.
-        steady: Least share of these readings in which they grow.
-        patience: A loss that jumps once and comes back by itself is over within it.
+        leap: Factor above the rolling median that counts as a jump.
+        times: Minimum number of jumps in the window.
+        turn: Median cosine of consecutive gradients that counts as reversal.
+        relevant: Minimum fraction of the largest norm of the run.
+        solved: Fraction of the first loss below which a batch counts as solved.
+        beyond: Minimum multiple of the second largest of the first ten norms; a jump by ``steep`` always counts.
+        steep: Factor above the rolling median.
+        deviations: Minimum distance in robust standard deviations of the residual of the rolling median.
+        lasting: Number of readings over which gradients reverse and grow, if the loss stays below its first value.
+        steady: Minimum fraction of these readings in which they grow.
+        patience: Long enough for a single jump of the loss that recovers by itself.
     """
 
     leap: float = 20.0
@@ -134,12 +132,11 @@ class Unstable(Rule):
                 ("",),
                 times,
                 self.leap,
-                f"the gradient norm leapt to up to {number(times)} times its neighbours, {len(where)} times within "
-                f"{len(values)} steps.",
-                "look for outlying samples or labels in the batches of steps "
-                f"{', '.join(map(str, steps[judged][where][:4]))}, use a loss that bounds them (F.huber_loss), and "
-                "clip: torch.nn.utils.clip_grad_norm_(model.parameters(), "
-                "1.0).",
+                f"the gradient norm jumped to up to {number(times)} times that of neighboring steps, {len(where)} "
+                f"times within {len(values)} steps.",
+                "check for outliers in the samples or labels of the batches of steps "
+                f"{', '.join(map(str, steps[judged][where][:4]))}, use a loss that limits their effect "
+                "(F.huber_loss), and clip: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
                 since=first,
                 cause="leaps",
             ),
@@ -203,29 +200,27 @@ def _rises(history: History, since: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpike(Rule):
-    """Find a loss far above what the last steps vary by.
+    """Report a loss far above its usual variation.
 
-    Losses that do not go below 0 are judged by their logarithm, others by differences. Where ``regular`` losses before
-    it leapt nearly as far and came back, as where a batch holds a rare kind of sample now and then, the run leaps by
-    its data; only a loss ten times the usual one is reported then. A loss that the run has seen before, as where harder
-    data come after easy ones, or a network that is compared with is brought up to date, matters little: it is reported
-    as LOW.
+    Losses that do not go below 0 are compared on a logarithmic scale, others by differences. If ``regular`` earlier
+    losses jumped nearly as far and recovered, for example because a batch sometimes holds a rare kind of sample, only a
+    loss ten times the usual one is reported. A loss that the run has had before is reported as LOW: harder data may
+    follow easier ones, or a target network may have been updated.
 
-    It lasts while the loss lies nearer to its first than to what it was before, and does not fall again, as it does
-    where learning goes on from a new level.
+    The issue lasts while the loss is closer to the spike than to its previous level and does not fall again.
 
     Source: modified z-score with the median absolute deviation, Iglewicz and Hoaglin 1993.
 
     Attributes:
         deviations: Robust standard deviations above the median of the window.
-        factor: Factor above the greatest loss of the last ten; of all that are remembered, whatever they scatter by.
-        relevant: Least share of the first loss, of losses that do not go below 0.
-        unseen: Least multiple of the greatest loss so far that matters, for losses that do not go below 0.
-        ranges: How far above the greatest one others must lie, as a multiple of the range of all losses so far.
-        least: Fewest earlier losses.
-        floor: Least robust deviation of the logarithm.
-        regular: Fewest earlier leaps of a run that leaps by its data.
-        near: Least height of such a leap over its neighbours, as a share of the newest, in logarithms.
+        factor: Factor above the largest of the last ten losses, and of all that are remembered, whatever their scatter.
+        relevant: Minimum fraction of the first loss, for losses that do not go below 0.
+        unseen: Minimum multiple of the largest loss so far for more than LOW, for losses that do not go below 0.
+        ranges: The same for other losses: distance above the largest, as a multiple of the range of all losses so far.
+        least: Minimum number of earlier losses.
+        floor: Minimum robust deviation of the logarithm.
+        regular: Minimum number of earlier jumps for a run whose data cause them.
+        near: Minimum height of such a jump over its neighbors, as a fraction of the newest, in logarithms.
     """
 
     deviations: float = 6.0
@@ -260,10 +255,10 @@ class LossSpike(Rule):
         rate = history.run("learning_rate")
         moved = rate.count > 1 and rate.values[-2] < rate.last
         advice = (
-            f"the learning rate rose from {number(float(rate.values[-2]))} to {number(rate.last)} just then: "
-            "use a warm-up."
+            f"the learning rate rose from {number(float(rate.values[-2]))} to {number(rate.last)} at this step: use "
+            "a warm-up."
             if moved
-            else f"look at the batch of step {int(loss.steps[-1])} for outlying samples or labels and at the "
+            else f"check the batch of step {int(loss.steps[-1])} for outliers in samples or labels, and the "
             "learning rate of the step before; clip with torch.nn.utils.clip_grad_norm_(model.parameters(), "
             "1.0)."
         )
@@ -274,8 +269,8 @@ class LossSpike(Rule):
                 ("",),
                 now,
                 limit,
-                f"the loss jumped to {number(now)}; the last {len(past)} were about {number(usual)}, at most "
-                f"{number(float(past.max()))}.",
+                f"the loss jumped to {number(now)}; the previous {len(past)} losses were about {number(usual)}, at "
+                f"most {number(float(past.max()))}.",
                 advice,
             ),
         )

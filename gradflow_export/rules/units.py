@@ -17,14 +17,14 @@ from gradflow_export.rules.signals import settled, solved
 
 @dataclass(frozen=True, kw_only=True)
 class Dead(Rule):
-    """Find modules nearly all of whose units never fire for any sample: no gradient passes through them.
+    """Report modules in which nearly all units output 0 for every sample, so that no gradient passes through them.
 
-    Many zeros are not enough: a sparse layer whose every unit fires on some sample is alive.
+    Many zeros alone are not reported: in a healthy sparse layer every unit is active for some sample.
 
     Source: Lu et al. 2019, arXiv:1903.06733.
 
     Attributes:
-        share: Least share of units of a module without any output above 0.
+        share: Minimum fraction of units of a module without any output above 0.
     """
 
     share: float = 0.9
@@ -44,9 +44,9 @@ class Dead(Rule):
             f"; likewise {some(layers[1:])}." if len(layers) > 1 else "."
         )
         advice = (
-            f"look at the bias that feeds {layers[0]}: set it to 0 (nn.init.zeros_(layer.bias)), initialise the "
-            "weights with nn.init.kaiming_normal_, lower the learning rate if the units died during training, or use "
-            "nn.LeakyReLU(0.01)."
+            f"check the bias of the layer before {layers[0]}: set it to 0 (nn.init.zeros_(layer.bias)), initialize "
+            "the weights with nn.init.kaiming_normal_, lower the learning rate if the units died during training, "
+            "or use nn.LeakyReLU(0.01)."
         )
         severity = Severity.HIGH if float(dead.values.max()) >= 0.99 else Severity.MEDIUM
         return (Finding(IssueType.DEAD, severity, layers, first, self.share, message, advice),)
@@ -54,16 +54,16 @@ class Dead(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Saturated(Rule):
-    """Find modules most of whose outputs lie where the activation is flat, while the loss is not solved.
+    """Report modules most of whose outputs lie in the flat region of the activation, while the loss is not solved.
 
-    The last activation of a model may saturate because the answers are right; there a loss below ``small`` counts as
-    solved from the start.
+    The output activation of a model may saturate because the predictions are correct. For it, a loss below ``small``
+    counts as solved from the start.
 
     Source: Glorot and Bengio 2010, AISTATS.
 
     Attributes:
-        share: Share of outputs with a derivative below 1 % of its maximum.
-        small: Loss below which a saturated last activation is no fault.
+        share: Fraction of outputs with a derivative below 1 % of its maximum.
+        small: Loss below which a saturated output activation is not reported.
     """
 
     share: float = 0.8
@@ -85,13 +85,13 @@ class Saturated(Rule):
         if not ill.sites or solved(history) or settled(history):
             return ()
         layers, first = ill.sites, float(ill.values[0])
-        message = f"{number(100 * first)} % of the outputs of {layers[0]} lie where its derivative is below 1 %" + (
-            f"; likewise {some(layers[1:])}." if len(layers) > 1 else "."
+        message = (
+            f"{number(100 * first)} % of the outputs of {layers[0]} are saturated: the derivative there is below 1 %"
+            + (f"; likewise {some(layers[1:])}." if len(layers) > 1 else ".")
         )
         advice = (
-            f"shrink what enters {layers[0]}: standardise the inputs ((x - mean) / std), divide the weights "
-            "before it, or put nn.LayerNorm before the "
-            "activation."
+            f"reduce the input of {layers[0]}: standardize the inputs ((x - mean) / std), scale down the weights of "
+            "the layer before it, or add nn.LayerNorm before the activation."
         )
         severity = Severity.HIGH if first >= 0.95 else Severity.MEDIUM
         return (Finding(IssueType.SATURATION, severity, layers, first, self.share, message, advice),)

@@ -56,19 +56,19 @@ def _doubt(record: StepRecord, spreads: Chain) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Vanishing(Rule):
-    """Find a chain of blocks that loses the gradient, whatever the scale of the loss.
+    """Report a chain of blocks along which the gradient vanishes, independent of the scale of the loss.
 
-    The sum of log gains over the chain lies below ``ln depth_gain``; or the forward signal shrinks by ``spread``
-    while the blocks damp (then dL/dW looks flat in depth, although dL/dh decays). One block that damps alone is a
-    bottleneck.
+    The sum of the log gains over the chain is below ``ln depth_gain``. Or the differences between samples shrink by
+    ``spread`` in the forward pass while the blocks damp the gradient; dL/dW then looks constant over depth although
+    dL/dh decays. A single block that damps the gradient is a BOTTLENECK.
 
     Source: Saxe et al. 2014, arXiv:1312.6120; Schoenholz et al. 2017, arXiv:1611.01232.
 
     Attributes:
-        depth_gain: Least healthy factor over the whole chain.
-        spread: Least healthy ratio of the last block's output spread to the first's.
+        depth_gain: Minimum healthy factor over the whole chain.
+        spread: Minimum healthy ratio of the output spread of the last block to that of the first.
         damping: Median log gain below which a shrinking forward signal counts.
-        alone: What must remain of the depth gain, at most, once single outlying blocks are left out.
+        alone: Maximum part of the depth gain that may be left once single outlier blocks are excluded.
     """
 
     depth_gain: float = 1e-4
@@ -118,7 +118,7 @@ class Vanishing(Rule):
             return ()
         typical = math.exp(median(gains))
         message = (
-            f"what tells samples apart shrinks to {number(math.exp(ratio))} between {spreads.sites[0]} and "
+            f"the differences between samples shrink to {number(math.exp(ratio))} between {spreads.sites[0]} and "
             f"{spreads.sites[-1]}, and each block passes on about {number(typical)} of the gradient."
         )
         return (self._finding(links.sites, math.exp(ratio), self.spread, grade(ratio), message, typical),)
@@ -129,24 +129,26 @@ class Vanishing(Rule):
         advice = (
             f"add a skip connection (x + block(x)) or a LayerNorm before the blocks from {layers[0]} on"
             + (f", or scale their initial weights by about {number(1.0 / typical)}" if 0 < typical < 1 else "")
-            + "; replace Sigmoid or Tanh by ReLU or GELU with nn.init.kaiming_normal_(layer.weight). Where LayerNorm "
-            "stands after the sum already, move it before the block, x + block(norm(x)), or warm up the learning rate."
+            + "; replace Sigmoid or Tanh by ReLU or GELU with nn.init.kaiming_normal_(layer.weight). If LayerNorm "
+            "is applied after the addition (Post-LN), move it before the block, x + block(norm(x)), or warm up "
+            "the learning rate."
         )
         return Finding(IssueType.VANISHING, severity, layers, value, threshold, message, advice)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VanishingParameters(Rule):
-    """Find vanishing gradients outside a chain of blocks: in recurrent layers, a deep head, unknown architectures.
+    """Report vanishing gradients outside a chain of blocks: in recurrent layers, a deep head, unknown architectures.
 
-    Judges the root mean square of each weight's gradient, ``||g|| / sqrt(numel)``. The input weights of a stacked
-    recurrent layer are compared end to end. Otherwise the weights behind the last block, in order of registration, must
-    both fall by ``ratio`` from last to first and lie on a line that does (Theil-Sen), so that one small gradient among
-    many is not taken for a trend. A weight is a parameter of at least two dimensions.
+    The rule compares the root mean square of each weight's gradient, ``||g|| / sqrt(numel)``. For stacked recurrent
+    layers, the input weights of the first and last layer are compared. Otherwise the weights after the last block, in
+    order of registration, must fall by ``ratio`` from last to first and also follow a line with that slope (Theil-Sen),
+    so that a single small gradient does not count as a trend. Only parameters with at least two dimensions are
+    compared.
 
     Attributes:
-        ratio: Least healthy ratio of the first to the last.
-        least: Fewest weights that make a trend.
+        ratio: Minimum healthy ratio of the first to the last.
+        least: Minimum number of weights for a trend.
     """
 
     ratio: float = 1e-4
@@ -186,13 +188,10 @@ class VanishingParameters(Rule):
         if not fall < math.log(self.ratio):
             return None
         layers = _worst(links, fall, math.log(self.ratio))
-        message = (
-            f"the root mean square gradient of {links.sites[0]} is {number(math.exp(fall))} of that of "
-            f"{links.sites[-1]}."
-        )
+        message = f"the RMS gradient of {links.sites[0]} is {number(math.exp(fall))} of that of {links.sites[-1]}."
         advice = (
             f"use fewer stacked layers before {links.sites[-1]}, add skip connections or LayerNorm between them, or "
-            "initialise the weights larger: nn.init.orthogonal_(weight), and a forget-gate bias of 1 in an LSTM."
+            "initialize the weights larger: nn.init.orthogonal_(weight), and a forget-gate bias of 1 in an LSTM."
         )
         return Finding(IssueType.VANISHING, grade(fall), layers, math.exp(fall), self.ratio, message, advice)
 
@@ -231,16 +230,16 @@ def _stacks(sizes: Mapping[str, float], history: History) -> list[Chain]:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplodingDepth(Rule):
-    """Find a chain of blocks that amplifies the gradient, or the forward signal, beyond use.
+    """Report a chain of blocks that amplifies the gradient, or the activations, to unusable values.
 
     Source: Pascanu et al. 2013, arXiv:1211.5063; Schoenholz et al. 2017, arXiv:1611.01232.
 
     Attributes:
-        depth_gain: Greatest healthy factor over the whole chain.
-        spread: Greatest healthy ratio of the last block's output spread to the first's.
+        depth_gain: Maximum healthy factor over the whole chain.
+        spread: Maximum healthy ratio of the output spread of the last block to that of the first.
         amplifying: Median log gain above which a growing forward signal counts.
-        asked: Size of the output against that of real targets up to which it grows because they ask for it.
-        urgent: Factor over the whole chain that opens the issue at once: such a model rarely lives three steps.
+        asked: Ratio of output to target magnitude up to which a growing output counts as fitting the targets.
+        urgent: Factor over the whole chain at which the issue opens immediately; such a model rarely lasts three steps.
     """
 
     depth_gain: float = 1e2
@@ -290,7 +289,7 @@ class ExplodingDepth(Rule):
             threshold,
             f"{what}: each block multiplies it by about {number(typical)} (healthy: 0.5 to 2).",
             f"scale the initial weights of {some(layers, 2)} by about {number(1.0 / max(typical, 1.0))} "
-            "(nn.init.kaiming_normal_ for ReLU, nn.init.orthogonal_ otherwise) or add normalisation; until then "
+            "(nn.init.kaiming_normal_ for ReLU, nn.init.orthogonal_ otherwise) or add normalization; until then "
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
             urgent=value > math.log(self.urgent),
         )
@@ -305,8 +304,8 @@ class ExplodingDepth(Rule):
             factor,
             self.depth_gain,
             f"{what}, and {block} alone multiplies it by {number(factor)} (healthy: 0.5 to 2).",
-            f"scale the initial weights of {block} by about {number(1.0 / factor)} (nn.init.kaiming_normal_ for ReLU, "
-            "nn.init.orthogonal_ otherwise) or put a LayerNorm before it; until then "
+            f"scale the initial weights of {block} by about {number(1.0 / factor)} (nn.init.kaiming_normal_ for "
+            "ReLU, nn.init.orthogonal_ otherwise) or add a LayerNorm before it; until then "
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
             urgent=depth > math.log(self.urgent),
         )
@@ -314,15 +313,15 @@ class ExplodingDepth(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class ExplodingLoss(Rule):
-    """Find a loss that jumps, stays up, and takes the gradient with it: the step was too large.
+    """Report a loss that jumps and stays high together with the gradient norm, because the update was too large.
 
-    One bad batch does not count: the loss must still be high at the next step, or no longer finite.
+    A single corrupt batch is not reported: the loss must still be high, or non-finite, at the next step.
 
     Attributes:
         jump: Factor between two consecutive losses, and above the first loss.
-        gradient: Factor by which the gradient norm grew over its median before.
-        overshoot: Update to weight ratio that explains a loss that is non-finite at the next step.
-        runaway: Factor above the first loss that a steadily rising loss needs.
+        gradient: Factor by which the gradient norm exceeds its earlier median.
+        overshoot: Update-to-weight ratio that explains a loss that is non-finite at the next step.
+        runaway: Minimum factor above the first loss for a steadily rising loss.
     """
 
     jump: float = 10.0
@@ -378,7 +377,7 @@ class ExplodingLoss(Rule):
             ("",),
             times,
             self.jump,
-            f"the loss went from {number(loss.first)} to {number(value)} and the gradient with it.",
+            f"the loss rose from {number(loss.first)} to {number(value)}, and the gradient norm with it.",
             f"lower the learning rate{tenfold}, restart from a checkpoint before step {since}, and clip: "
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
             since=since,

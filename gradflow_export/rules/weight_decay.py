@@ -18,24 +18,25 @@ from gradflow_export.rules.signals import stuck
 
 @dataclass(frozen=True, kw_only=True)
 class WeightDecay(Rule):
-    """Find runs that learn little, in which half of the weights lose half of their size within a few hundred steps.
+    """Report runs that learn little, in which half of the weights lose half of their norm within a few hundred steps.
 
-    What is learned moves weights here and there; only decay shrinks all of them together, and so fast only where it is
-    the greater part of each step. A usual decay halves a weight that nothing else moves in ten thousand steps. Weights
-    that began too small or too large for their number of inputs are not judged; a table has no such number.
+    Learning changes weights in both directions; only decay shrinks all of them together, and this fast only if decay
+    dominates the updates. With a usual decay, a weight without a gradient takes ten thousand steps to halve. Not judged
+    are weights that started too small or too large for their number of inputs, and embeddings, which have no such
+    number.
 
-    Where the best constant's loss is not known, the loss must lie where it began or rise against its own noise, or next
-    to nothing be left of them.
+    If the loss of the best constant prediction is not known, the loss must be at its initial level or rise beyond its
+    own noise, or the weights must be nearly 0.
 
     Attributes:
-        shrunk: Share of its first size to which a weight has shrunk.
-        steps: Steps within which it does.
-        share: Least share of the weights.
-        usual: Least and greatest gain with which the weights that are judged begin.
-        level: Least share of the best constant's loss that is left.
-        gone: Share of its size at which next to nothing is left of a weight.
-        sure: Least z-score of a loss that rises.
-        patience: Losses, which are read at every step.
+        shrunk: Fraction of its initial norm to which a weight has shrunk.
+        steps: Number of steps within which it does.
+        share: Minimum fraction of the weights.
+        usual: Minimum and maximum initial gain of the weights that are judged.
+        level: Minimum loss, as a fraction of that of the best constant prediction.
+        gone: Fraction of its norm at which a weight counts as nearly 0.
+        sure: Minimum z-score of a rising loss.
+        patience: In losses, which are read at every step.
     """
 
     shrunk: float = 0.5
@@ -89,10 +90,10 @@ class WeightDecay(Rule):
                 ("",),
                 typical,
                 self.shrunk,
-                f"{number(100 * share)} % of the weights lost half of their size or more within {self.steps} steps "
-                f"(typically {number(typical)} is left): they are pulled to 0 faster than they learn.",
-                "lower weight_decay: 0.01 is usual for AdamW, 1e-4 for SGD and Adam; or the factor of a penalty on the "
-                "weights in the loss.",
+                f"{number(100 * share)} % of the weights lost half of their norm or more within {self.steps} steps "
+                f"(typically {number(typical)} is left): weight decay shrinks them faster than they learn.",
+                "lower weight_decay: 0.01 is usual for AdamW, 1e-4 for SGD and Adam; or lower the factor of a "
+                "weight penalty in the loss.",
                 since=int(sizes.steps[near][0]),
                 cause="weights decay",
                 origin="weights decay",

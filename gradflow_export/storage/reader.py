@@ -127,21 +127,20 @@ class Records(Sequence[StepRecord]):
 
 @dataclass(frozen=True)
 class Run:
-    """One run: sessions found in one directory of which each began after the one before it had ended, merged.
+    """A recorded run: the sessions of one directory that continue each other, merged.
 
     Attributes:
         path: The directory or file that was read.
         info: The description in the latest session that has one; ``None`` when none has.
-        sessions: Names of the sessions, earliest first.
+        sessions: Names of the merged sessions, earliest first.
         records: Every record in strictly rising step order; a lazy sequence.
-        skipped: Damaged or cut-off frames and lines that were left out, of all runs in the directory.
-        gaps: Steps that were recorded and could not be written, as the files tell, and those between two sessions that
+        skipped: Number of damaged or truncated frames and lines that were skipped, in all runs of the directory.
+        gaps: Recorded steps that could not be written, according to the files, and steps between two sessions that
             are in neither.
         beside: The latest session of each other run that was written to the same directory at the same time.
-        replaced: The session at the end of each earlier run that a later one did not continue, because it began again
-            at or before its first step, as when a notebook's cell is run twice, or trained another model; earliest
-            first.
-        closed: Whether the latest session was closed. Else it goes on, or its process ended before its time, or could
+        replaced: The last session of each earlier run that no later session continued, earliest first: the later one
+            started again at or before its first step, as when a notebook cell is run twice, or trained another model.
+        closed: Whether the latest session was closed. If not, it is in progress, its process was killed, or it could
             not write.
     """
 
@@ -160,16 +159,16 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
     """Read the run in a directory, or in a single file.
 
     Args:
-        logdir: The directory that a writer was given, or one of its files. Directories below it are other runs.
-        rank: Which process of a distributed run; ``None`` is the lowest that wrote here.
-        session: A session of the run that is wanted, where several were written at the same time; ``None`` is the run
-            that began first. Of a session that a later one replaced, the run as it was until then.
+        logdir: The log directory of a run, or one of its files. Subdirectories are other runs.
+        rank: Rank of the process in a distributed run; ``None`` is the lowest one that wrote here.
+        session: Name of a session, to select one of several runs written at the same time; ``None`` is the run
+            that began first. For a session that a later one replaced, the run up to that point is returned.
 
     Returns:
-        The run. Damage is counted in ``skipped`` and everything around it is read.
+        The run. Damaged data are counted in ``skipped``, and the rest is read.
 
     Raises:
-        StorageError: There is no run there, or it was written by a newer version of this package.
+        StorageError: There is no run, or it was written by a newer version of this package.
     """
     path = Path(logdir)
     if not path.exists():
@@ -293,14 +292,14 @@ def find_runs(logdir: str | os.PathLike[str]) -> dict[str, Path]:
     """Find every run at or below a directory.
 
     Args:
-        logdir: Where to look.
+        logdir: Directory to search.
 
     Returns:
-        Directories by name: the path relative to ``logdir`` with ``/`` between parts, ``"."`` for ``logdir`` itself, as
-        TensorBoard names them; sorted. Empty when there is none.
+        Directories by run name, sorted. Names are those of TensorBoard: the path relative to ``logdir`` with ``/``
+        between parts, ``"."`` for ``logdir`` itself. Empty if there is no run.
 
     Raises:
-        StorageError: ``logdir`` is no directory.
+        StorageError: ``logdir`` is not a directory.
     """
     top = Path(logdir)
     if not top.is_dir():

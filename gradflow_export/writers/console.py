@@ -181,7 +181,7 @@ class ConsoleWriter:
 
     def _say_left_out(self) -> None:
         if self._left_out:
-            self._print(f"{self._left_out} more lines about issues that came and went were left out")
+            self._print(f"{self._left_out} more lines about issues that opened and healed were omitted")
             self._left_out = 0
 
     def _print(self, line: str, level: int = logging.INFO) -> None:

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 DAMPING, AMPLIFYING = 0.5, 2.0
 
 _DAMPED = (
-    "add skip connections, x = x + block(x), so that the gradient also passes beside each block",
-    "normalise before each block and not on the residual path (Pre-LN): x = x + block(norm(x))",
-    "initialise for the activation: torch.nn.init.kaiming_normal_ before a ReLU, xavier_normal_ before a tanh",
+    "add skip connections, x = x + block(x), so that the gradient also passes around each block",
+    "normalize before each block and not on the residual path (Pre-LN): x = x + block(norm(x))",
+    "initialize for the activation: torch.nn.init.kaiming_normal_ before a ReLU, xavier_normal_ before a tanh",
 )
 _AMPLIFIED = (
-    "look for unstable layers: a LayerNorm on the residual path divides by a small spread and enlarges the gradient",
+    "look for unstable layers: a LayerNorm on the residual path with a small spread amplifies the gradient",
     "clip the gradient: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0) before optimizer.step()",
-    "lower the learning rate, to a tenth at first",
-    "check the initialisation: torch.nn.init.kaiming_normal_ before a ReLU, xavier_normal_ before a tanh",
+    "lower the learning rate, first to a tenth",
+    "check the initialization: torch.nn.init.kaiming_normal_ before a ReLU, xavier_normal_ before a tanh",
 )
 
 

@@ -205,7 +205,7 @@ def _range(values: Floats, present: Flags, spans: Sequence[tuple[int, int]]) -> 
     when = f"step {first}" if first == last else f"steps {first} to {last}"
     good = values[present & np.isfinite(values)]
     between = f"gain {good.min():.3g} to {good.max():.3g}, " if len(good) else ""
-    return f"{between}farthest from 1: {values[worst]:.3g} in {when}"
+    return f"{between}furthest from 1: {values[worst]:.3g} in {when}"
 
 
 def _step_axis(spans: Sequence[tuple[int, int]], top: int) -> Iterable[str]:

@@ -87,7 +87,7 @@ def findings(issues: Iterable[Issue], steps: int) -> str:
     for group, *others in shown.values():
         issue, again = group.head, ", ".join(str(step) for step in sorted(each.head.step for each in others))
         more = f" (+{len(issue.layers) - 1} more)" if len(issue.layers) > 1 else ""
-        gone = "" if issue.open else f", gone at step {issue.healed_step}"
+        gone = "" if issue.open else f", healed at step {issue.healed_step}"
         where = f"{issue.layer or 'the whole model'}{more}"
         gone += f"; also at step {again}" if again else ""
         lines.append(f"  [{issue.severity.name}] {issue.issue_type} in {where} since step {issue.step}{gone}")

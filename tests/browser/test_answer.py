@@ -165,7 +165,7 @@ def test_verdict_map_and_table_tell_one_story(wide, open_panel):
     plot.hover(position={"x": box["width"] / 2, "y": box["height"] - 4})
     expect(page.locator(".tip .l")).to_have_text("blocks.0")
     expect(page.locator(".tip .v")).to_have_text("not read")
-    expect(page.locator("[data-part=losing-note]")).to_contain_text("at step 40; greatest change at blocks")
+    expect(page.locator("[data-part=losing-note]")).to_contain_text("at step 40; largest change at blocks")
 
 
 def test_the_headline_loss_is_that_of_the_report_at_any_width(wide, wide_logdir, open_panel, capsys):
@@ -402,7 +402,7 @@ def test_gradient_left_shows_every_run_that_is_compared(wide, open_panel):
     page, _ = open_panel(wide, at("fading", other="trained"))
     card = page.locator("[data-part=losing]")
     keys = page.locator("[data-part=losing-note] .runkey")
-    expect(keys).to_have_text([re.compile("^fading: at step 40; greatest"), re.compile("^trained: at step 6; ")])
+    expect(keys).to_have_text([re.compile("^fading: at step 40; largest"), re.compile("^trained: at step 6; ")])
     lines = card.locator("svg g > path")
     expect(lines).to_have_count(2)
     assert len(set(lines.evaluate_all("list => list.map(e => getComputedStyle(e).stroke)"))) == 2

@@ -160,7 +160,7 @@ def test_a_run_that_was_killed_is_not_called_live_or_healthy_to_the_end(sparse, 
     page, _ = open_panel(sparse, at("killed"))
     expect(page.locator("[data-part=live]")).to_have_text("Not closed")
     verdict = page.locator("[data-part=verdict]")
-    expect(verdict).to_contain_text("not closed: what came after step 32 is not known")
+    expect(verdict).to_contain_text("not closed: steps after 32 are unknown")
     expect(verdict).to_have_class(re.compile("tone-warn"))
     page, _ = open_panel(sparse, at("healthy"))
     expect(page.locator("[data-part=live]")).to_have_text("Finished")
@@ -224,7 +224,7 @@ def test_a_long_name_keeps_to_its_column(sparse, open_panel, width):
 
 
 def test_narrow_paper_holds_every_column_and_the_whole_fix(sparse, open_panel):
-    """What does not fit beside each other on a screen of 760 px is made smaller on paper."""
+    """What does not fit side by side on a screen of 760 px is made smaller on paper."""
     page, _ = open_panel(sparse, at("dead"), width=760)
     page.emulate_media(media="print")
     for part in (".health .scroll", "[data-part=fix]"):

@@ -62,37 +62,46 @@ class Loop:
 
 LOOPS = (
     Loop("gradients zeroed in place", "`zero_grad(set_to_none=False)`"),
-    Loop("accumulation", "three micro-batches to a step, each loss divided by three", ROUNDED),
-    Loop("two optimizers", "each with half of the parameters, stepping one after the other"),
+    Loop("accumulation", "three micro-batches per step, each loss divided by three", ROUNDED),
+    Loop("two optimizers", "each owns half of the parameters; they step one after the other"),
     Loop(
         "optimizer between two backward passes",
         "the head's optimizer steps before the backward pass reaches the blocks",
     ),
-    Loop("optimizer in backward", "one optimizer per parameter, stepping in `register_post_accumulate_grad_hook`"),
+    Loop("optimizer in backward", "one optimizer per parameter, which steps in `register_post_accumulate_grad_hook`"),
     Loop("closure", "`optimizer.step(closure)`"),
     Loop(
         "LBFGS",
-        "`torch.optim.LBFGS`, one evaluation; its first step is one along the gradient",
+        "`torch.optim.LBFGS`, one evaluation; its first step is along the gradient",
         ROUNDED,
-        missing=(("moments", "LBFGS keeps a history of gradients and no moments"),),
+        missing=(("moments", "LBFGS keeps a history of gradients instead of moments"),),
         steps=1,
     ),
-    Loop("clipped by norm", "`clip_grad_norm_`; also the norm before it, and the scale"),
+    Loop("clipped by norm", "`clip_grad_norm_`; the norm before clipping and the scale are compared too"),
     Loop("clipped by value", "`clip_grad_value_`"),
     Loop("GradScaler", "`torch.amp.GradScaler`, default optimizer, one step skipped", ROUNDED),
     Loop("GradScaler, fused", "`torch.amp.GradScaler`, `fused=True`, one step skipped and counted", ROUNDED),
-    Loop("bfloat16 autocast", "`torch.autocast`; of histograms, ends and number of entries", REDUCED, steps=2),
+    Loop(
+        "bfloat16 autocast",
+        "`torch.autocast`; for histograms, the limits and the number of entries are compared",
+        REDUCED,
+        steps=2,
+    ),
     Loop("checkpointing", "`checkpoint(..., use_reentrant=False)` around each block"),
     Loop("checkpointing, reentrant", "`checkpoint(..., use_reentrant=True)` around each block"),
-    Loop("unfreezing", "the first blocks frozen for two steps, then given to the optimizer; from then on", first=3),
-    Loop("parameters replaced", "the head replaced after two steps, its parameters given to the optimizer"),
-    Loop("EMA and SWA", "`torch.optim.swa_utils.AveragedModel`, twice, updated after each step"),
+    Loop(
+        "unfreezing",
+        "the first blocks are frozen for two steps, then added to the optimizer; compared from then on",
+        first=3,
+    ),
+    Loop("parameters replaced", "the head is replaced after two steps, and its parameters are added to the optimizer"),
+    Loop("EMA and SWA", "two `torch.optim.swa_utils.AveragedModel`, updated after each step"),
     Loop("compiled", "`torch.compile(model, fullgraph=True)`, then watched", ROUNDED),
     Loop("compiled, checkpointing", "the same around checkpointed blocks", ROUNDED),
     Loop(
         "watched, then compiled",
-        "`torch.compile(model)` after `watch()`: from the third step on; of activations, whose window begins then, "
-        "`activation.zero_share`",
+        "`torch.compile(model)` after `watch()`: compared from the third step on; for activations, whose window begins "
+        "there, `activation.zero_share` is compared",
         ROUNDED,
         first=3,
         instead=(("activations", "activation.zero_share"),),
@@ -102,7 +111,7 @@ LOOPS = (
 _OF_RANK_0 = (
     (
         "histograms",
-        "of rank 0 alone: they are those of the first half of the rows of each unsharded gradient and weight, bin by bin",
+        "only for rank 0: the first half of the rows of each unsharded gradient and weight, compared bin by bin",
     ),
 )
 

@@ -494,7 +494,10 @@ def test_updates_that_a_declared_grid_takes_back_are_an_issue():
     assert summary["discrete_update_analysis"]["mean_effectiveness"] == 0.0
     assert summary["discrete_update_analysis"]["stagnant"] == {"1.phase": 25}
     assert summary["backward_pass_diagnostics"]["stability_counts"]["parameter_stagnation_count"] == 25
-    assert "Parameters meant to change that did not (measured steps): 1.phase (25)" in diagnostics.diagnostic_report()
+    assert (
+        "Parameters that should have changed and did not (measured steps): 1.phase (25)"
+        in diagnostics.diagnostic_report()
+    )
 
 
 @pytest.mark.parametrize("place", [place for place in PLACES if place != "inside the step"])

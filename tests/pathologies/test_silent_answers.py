@@ -159,7 +159,7 @@ def weights_told(criterion, classes, steps=40):
 def test_weights_that_grow_with_the_frequency_of_a_class_are_turned_round(criterion, classes):
     """Weights are to make up for how rare a class is; these leave it out twice."""
     (said,) = weights_told(criterion, classes)
-    assert "as large as their classes are frequent" in said
+    assert "proportional to the class frequencies" in said
 
 
 @pytest.mark.parametrize(

@@ -457,7 +457,7 @@ def test_what_nothing_explains_is_not_learning():
     assert judged(lambda _: 1.5, NotLearning()) == [IssueType.NOT_LEARNING]
     assert judged(lambda _: 0.6, NotLearning()) == []
     (found,) = judged_issues(lambda _: 1.0, NotLearning())
-    assert "% of that of the best constant answer" in found.message, "nobody says that a loss is 1 times another"
+    assert "% of that of the best constant prediction" in found.message, "nobody says that a loss is 1 times another"
     assert judged(lambda _: 1.0, NotLearning(), steps=99) == []
 
 
@@ -476,7 +476,7 @@ def test_two_tests_on_end_that_find_a_dependence_end_unrelated_targets(later, ov
 
 @pytest.mark.parametrize(("share", "over"), [(1.0, False), (0.8, True)])
 def test_easier_batches_are_no_end_of_a_run_that_does_not_learn(share, over):
-    """The loss falls with that of the best constant answer, and the issue stays; below it the issue heals."""
+    """The loss falls with that of the best constant prediction, and the issue stays; below it the issue heals."""
     judge, noise = Judge((NotLearning(),), strict=True), np.random.default_rng(0)
     for step in range(1, 401):
         now = (share if step > 200 else 1.0) + 0.01 * noise.normal()

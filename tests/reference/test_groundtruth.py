@@ -63,7 +63,9 @@ def test_g5c_a_gaussian_matrix_of_seed_0():
     matrix = np.random.default_rng(0).standard_normal((200, 200)) / math.sqrt(200)
     found = spectrum(linear(matrix)).spectral_radius
     assert found == pytest.approx(1.06564, abs=5e-6)
-    assert found == pytest.approx(np.abs(eigs(matrix, k=6, ncv=60, v0=np.ones(200), return_eigenvectors=False)).max(), rel=1e-6)
+    assert found == pytest.approx(
+        np.abs(eigs(matrix, k=6, ncv=60, v0=np.ones(200), return_eigenvectors=False)).max(), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(("sigma_w", "length", "root_chi"), [(1.0, 0.26469, 0.23605), (4.0, 5.855, 0.63157)])

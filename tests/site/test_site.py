@@ -47,8 +47,8 @@ def test_from_a_loss_that_is_nan_to_the_layer_in_three_clicks(page):
     content.get_by_role("row", name="My loss is NaN").get_by_role("link").click()
     expect(content.get_by_role("heading", level=1)).to_have_text("My loss is NaN")
     expect(content.locator("pre", has_text="[CRITICAL] NUMERICAL in 2")).to_be_visible()
-    content.get_by_role("link", name="map of gains").click()
-    expect(content.get_by_role("heading", level=1)).to_have_text("Which layer is it?")
+    content.get_by_role("link", name="gain map").click()
+    expect(content.get_by_role("heading", level=1)).to_have_text("Which layer is the problem?")
     expect(content.get_by_role("img").first).to_be_visible()
 
 

@@ -118,7 +118,7 @@ def test_other_losses_are_not_taken_for_a_cross_entropy(name: str, spread: float
 @pytest.mark.parametrize("written", ["library", "focal", "clamped"])
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_loss_written_out_tells_as_much_as_the_library(written: str, kept: bool) -> None:
-    """Inputs, targets and the level of a constant answer are read however the loss is written, in a function too."""
+    """Inputs, targets and the level of a constant prediction are read however the loss is written, in a function too."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
     optimizer, writer = torch.optim.Adam(model.parameters(), 1e-2), MemoryWriter()

@@ -122,7 +122,7 @@ def test_sarif_has_what_its_schema_requires(script, tmp_path, capsys):
     assert run["invocations"] == [{"executionSuccessful": True}]
     (result,) = run["results"]
     assert rules[result["ruleIndex"]]["id"] == result["ruleId"] == "NOT_TRAINING"
-    assert rules[0]["fullDescription"]["text"].startswith("Parameters that should learn get no update")
+    assert rules[0]["fullDescription"]["text"].startswith("Trainable parameters get no update")
     assert rules[0]["help"]["text"]
     assert result["level"] == "error"
     assert result["message"]["text"]

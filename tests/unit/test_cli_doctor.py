@@ -49,7 +49,7 @@ def test_the_help_of_a_command_says_what_the_command_is_for(capsys):
     """In the words of the list of all commands."""
     with pytest.raises(SystemExit):
         main(["report", "--help"])
-    assert "\n\nWhat happened in the runs below a folder.\n\n" in capsys.readouterr().out
+    assert "\n\nPrint a report of the runs in a folder.\n\n" in capsys.readouterr().out
 
 
 def test_a_failed_check_is_the_exit_code(monkeypatch, capsys):

@@ -113,7 +113,7 @@ def test_a_run_that_was_not_closed_says_so_first(kind, tmp_path, capsys):
         writer.write(StepRecord(step, float(step), (Reading.run("loss", 1.0),)))
     writer.flush()
     _, out, _ = report(capsys, tmp_path)
-    assert "in the 3 recorded steps; not closed: what came after step 3 is not known" in out.splitlines()[1]
+    assert "in the 3 recorded steps; not closed: steps after 3 are unknown" in out.splitlines()[1]
     assert "note   not closed" in out
     writer.close()
     _, out, _ = report(capsys, tmp_path)

@@ -92,7 +92,7 @@ def test_an_index_can_show_the_readme(sdist):
     assert [target for target in targets(shown) if not target.startswith("https://")] == []
     assert "\npip install gradflow-export\n" in shown
     assert "install -e" not in shown
-    assert "Five minutes, from a fault to its repair | tutorial (`docs/tutorial.md`)" in shown
+    assert "Learn the basics in five minutes | tutorial (`docs/tutorial.md`)" in shown
 
 
 def test_an_address_is_said_only_where_there_is_one(sdist):

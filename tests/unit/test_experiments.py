@@ -181,7 +181,7 @@ def test_what_is_gone_with_the_cure_is_listed_with_it(left, listed):
     verdict.found = [("VANISHING", ""), ("DATA_SCALE", "")]
     found = weighed([issue], verdict)
     assert (IssueType.VANISHING in {each.issue_type for each in found}) == listed
-    assert found[-1].message.endswith("Gone with it: VANISHING in first.") != listed
+    assert found[-1].message.endswith("Also resolved: VANISHING in first.") != listed
 
 
 @pytest.mark.parametrize(("rate", "cause"), [(0.0, "does not suit"), (1e-7, "rate that is too small")])
@@ -333,7 +333,7 @@ def test_an_interrupt_ends_every_process_and_reports_what_is_known(script, optio
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert "interrupted" in out
-    assert ("nothing was known" in out) != trying
+    assert ("there are no results yet" in out) != trying
     assert "taken apart" not in out
     assert left_behind(below) == []
 

@@ -178,7 +178,7 @@ def test_the_process_that_tries_has_no_file_of_the_run_and_is_the_only_one(monke
 
 @pytest.mark.parametrize("why", ["loop", "no batch", "cuda"])
 def test_where_it_cannot_be_tried_the_doctor_command_is_printed_once(caplog, monkeypatch, why):
-    """What mends it lies in the loop, no loss was seen, or the process cannot be copied: the log says what to run."""
+    """What mends it lies in the loop, no loss was recorded, or the process cannot be copied: the log says what to run."""
     monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "3"])
     caplog.set_level(logging.WARNING, logger="gradflow_export")
     if why == "cuda":

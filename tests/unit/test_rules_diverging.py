@@ -42,7 +42,7 @@ def test_a_loss_that_falls_is_left_in_peace(scale, noise):
 
 
 def test_how_much_it_matters_depends_on_what_the_loss_is_measured_against():
-    """Beside a constant answer it is a fault, beside nothing a remark: targets of a value function grow too."""
+    """Beside a constant prediction it is a fault, beside nothing a remark: targets of a value function grow too."""
     (known,) = issues(GROWING, constant=9.0, ratio=1e-3)
     (grown,) = issues(GROWING, constant=0.4, ratio=0.05)
     (unknown,) = issues(GROWING, ratio=1e-3)
@@ -104,7 +104,7 @@ SPARSE = (*range(1, 129), 160, 192, 224, 256, 512, 768)
 
 @pytest.mark.parametrize("steps", [range(1, 601), SPARSE], ids=["every step", "a budget"])
 def test_learning_that_is_lost_is_told_with_the_step(steps):
-    """The loss goes back to that of a constant answer, and stays: whether each step is read or very few."""
+    """The loss goes back to that of a constant prediction, and stays: whether each step is read or very few."""
     (issue,) = relapse(lambda t: 2.31 + 4.0 * 0.9**t, steps)
     assert (issue.severity, issue.healed_step, issue.cause) == (Severity.HIGH, None, "learning lost")
     assert 250 <= issue.step <= 256

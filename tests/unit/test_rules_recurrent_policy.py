@@ -39,7 +39,7 @@ def test_a_state_that_forgets_at_once_is_subcritical():
     (issue,) = judged(Subcritical(), layers({"rnn": 0.19}))
     assert (issue.issue_type, issue.layer, issue.step) == (IssueType.RECURRENT_SUBCRITICAL, "rnn", 1)
     assert issue.severity is Severity.HIGH
-    assert "a tenth is left after 1.39 of 20 steps" in issue.message
+    assert "a tenth is left after 1.39 of 20 time steps" in issue.message
     assert judged(Subcritical(), layers({"rnn": 0.0}))[0].value == 0.0
 
 
@@ -82,7 +82,7 @@ def test_growth_over_the_sequence_is_supercritical():
     (issue,) = judged(Supercritical(), layers({"rnn.l0": 1.2, "rnn.l1": 1.5}, length=30))
     assert (issue.layers, issue.severity) == (("rnn.l0", "rnn.l1"), Severity.HIGH)
     assert "multiplies a gradient by 1.5 per step" in issue.message
-    assert "10 to the power of 5.28 over 30 steps" in issue.message
+    assert "10 to the power of 5.28 over 30 time steps" in issue.message
     assert judged(Supercritical(), layers({"rnn": 1.5}, length=100))[0].severity is Severity.CRITICAL
     assert judged(Supercritical(), layers({"rnn": 1.1}, length=30))[0].severity is Severity.MEDIUM
 

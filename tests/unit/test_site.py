@@ -56,7 +56,7 @@ def test_from_a_loss_that_is_nan_to_the_layer_in_three_clicks():
     (row,) = [line for line in (DOCS / "index.md").read_text(encoding="utf-8").splitlines() if "My loss is NaN" in line]
     (first,) = re.findall(r"\]\(([^)]+)\)", row)
     page = DOCS / first
-    assert "names the layer where NaN began" in page.read_text(encoding="utf-8")
+    assert "names the layer where the NaN began" in page.read_text(encoding="utf-8")
     assert {DOCS / "tasks/which-layer.md", DOCS / "issues/numerical.md"} <= links(page)
     ends = set.union(*({second, *links(second)} for second in links(page)))
     assert {DOCS / "gallery.md", DOCS / "panel.md"} & ends

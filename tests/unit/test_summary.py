@@ -56,7 +56,7 @@ def test_issues_that_come_and_go_are_forgotten_in_the_end():
     assert (len(summary.issues), summary.left_out) == (HEALED + 1, 5)
     assert summary.issues[0].layer == "open"
     assert {one.layer for one in summary.issues}.isdisjoint(f"layer {step}" for step in range(2, 7))
-    assert summary.as_text("run").endswith("  5 older issues that have gone again are left out")
+    assert summary.as_text("run").endswith("  5 older healed issues are not listed")
     assert summary.as_dict()["issues_left_out"] == 5
     summary.add(StepRecord(HEALED + 7, 1.0, issues=(issue(Severity.LOW, "open", healed=9),)))
     assert f"({HEALED + 6} healed)" in summary.verdict
@@ -70,7 +70,7 @@ def test_the_share_of_the_run_counts_steps_without_a_record_too():
         readings = (Reading.run("overhead", share), Reading.run("runtime.step_time", 0.25))
         summary.add(StepRecord(step, float(step), readings))
     assert abs(summary.as_dict()["overhead"] - (10 * 0.5 + 90 * 0.02) / 100) < 1e-6
-    assert "watching took 6.8% of the time of all steps" in summary.as_text("run")
+    assert "overhead 6.8% of the time of all steps" in summary.as_text("run")
     assert summed([1.0] * 12).as_dict()["overhead"] is None
 
 
@@ -115,7 +115,7 @@ def test_a_run_without_a_loss_is_not_called_healthy_without_a_word():
     summary.add(StepRecord(1, 1.0))
     assert summary.verdict == "no verdict: neither loss nor gradients nor updates were read in 1 recorded step"
     summary.add(StepRecord(2, 1.0, (Reading.run("gradient.total_norm", 1.0),)))
-    assert summary.verdict == "healthy: no open problem in 2 recorded steps; no loss was seen"
+    assert summary.verdict == "healthy: no open problem in 2 recorded steps; no loss was recorded"
 
 
 @pytest.mark.parametrize(("losses", "told"), [

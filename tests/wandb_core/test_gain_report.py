@@ -130,7 +130,7 @@ def test_the_report_says_what_is_wrong_and_what_to_do():
     assert "EXPLODING in blocks.1 since step 3" in text
     assert "at step 7; 1 issue found so far, 1 open" in text
     assert all(part in text for part in ("HIGH", "38 (mark 2)", "Clip."))
-    assert "blocks.1: gain 38 to 38, farthest from 1: 38 in step 7" in text
+    assert "blocks.1: gain 38 to 38, furthest from 1: 38 in step 7" in text
     assert "Healthy: no issue is open" in " ".join(Elements(page_of(book)).text)
 
 

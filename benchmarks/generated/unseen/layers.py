@@ -55,7 +55,7 @@ class Family:
         data: Makes samples.
         model: Makes the network.
         losses: Loss functions of output and targets.
-        skill: 1 perfect, 0 the best constant answer.
+        skill: 1 perfect, 0 the best constant prediction.
         kind: ``classes``, ``binary``, ``numbers`` or what else the targets are.
         rate: Learning rate of Adam that suits it.
     """

@@ -147,14 +147,14 @@ def _is_straight(node: Node) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class DiscardedActivation(Check):
-    """Find activations whose result nobody takes, ``F.relu(x)`` as a line of its own, between two layers.
+    """Report activations between two layers whose result is not used, such as ``F.relu(x)`` on a line of its own.
 
-    What entered the activation goes on to the next layer, with only linear steps between, no loss of the step depends
-    on the result, and nobody holds it any more.
+    The input of the activation reaches the next layer through linear operations only, no loss of the step depends on
+    the result, and the result is no longer referenced.
 
     Why it is bad:
-        The next layer gets what entered the activation: the two layers are one linear map, although the code reads as
-        if there were a non-linearity.
+        The next layer gets the input of the activation instead of its result. The two layers are one linear map,
+        although the code suggests an activation between them.
 
     Example:
         x = self.fc1(x)
@@ -166,7 +166,7 @@ class DiscardedActivation(Check):
         x = self.fc2(x)
 
     Not reported:
-        The result is used elsewhere, kept, or has a part in a loss; an activation stands between the two layers.
+        The result is used elsewhere, kept, or part of a loss; another activation is between the two layers.
     """
 
     heal: int = 100
@@ -187,8 +187,8 @@ class DiscardedActivation(Check):
                 layers,
                 1.0,
                 0.0,
-                f"an activation of the output of {some(layers)} is computed and thrown away: the next layer gets what "
-                "entered it, and the two are one linear map.",
+                f"the result of an activation after {some(layers)} is discarded: the next layer gets the input of "
+                "the activation, and the two layers are one linear map.",
                 "use the result: x = F.relu(x), or nn.ReLU(inplace=True).",
                 cause="result thrown away",
             ),

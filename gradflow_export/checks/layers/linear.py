@@ -13,24 +13,25 @@ from gradflow_export.rules.history import History
 
 @dataclass(frozen=True, kw_only=True)
 class StackedLinear(Check):
-    """Find layers that follow each other without a non-linearity, though the model has some.
+    """Report consecutive linear layers without an activation between them, although the model should be non-linear.
 
-    Between such layers the graph of autograd shows nothing but sums, products with constants and changes of shape, so
-    that together they are one linear map. A factorisation of low rank is made on purpose: somewhere in the row a layer
-    must be at least as wide as one of its neighbours, so that it adds nothing.
+    Between such layers the autograd graph contains only sums, products with constants and reshapes, so together they
+    are one linear map. A low-rank factorization is intentional. Therefore at least one layer in the row must be as wide
+    as one of its neighbors, so that it adds no capacity.
 
-    That a non-linearity is wanted shows in one of four ways. The model has activation modules, and none of them is on
-    the way from its first layer to the loss, or all are linear (a slope of 1). It has none, but a normalisation between
-    any two of ``row`` layers and more: what is one linear map needs none. Or ``row`` layers and more stand in a row,
-    while the graph is non-linear elsewhere; convolutions do not count, of which a factorisation has some.
+    Four observations show that an activation is missing. (1) The model has activation modules, but none of them is on
+    the path from its first layer to the loss, or all of them are linear (a slope of 1). (2) It has no activations but a
+    normalization between any two of at least ``row`` layers, which a linear map does not need. (3) At least ``row``
+    layers are stacked while the graph is non-linear elsewhere; convolutions are excluded, because factorized
+    convolutions are common.
 
-    Or, while it is non-linear elsewhere, two linear layers or two like convolutions of the same parent module stand
-    directly behind each other, and what is between them is at least as wide as one end and used by nothing else: one of
-    them could do the same.
+    (4) While the graph is non-linear elsewhere, two linear layers or two convolutions of the same kind in one parent
+    module follow each other directly, and the tensor between them is at least as wide as one end and not used by
+    anything else. One of the layers could do the same.
 
     Why it is bad:
-        Linear layers one after the other are one linear layer: the model has the cost of a deep network and can
-        separate what a single layer separates.
+        Consecutive linear layers are equivalent to a single linear layer. The model has the cost of a deep network and
+        the capacity of a single layer.
 
     Example:
         model = nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 3))
@@ -39,14 +40,13 @@ class StackedLinear(Check):
         model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
 
     Not reported:
-        A factorisation of low rank, where the middle is narrower than both ends; rows of convolutions where the graph
-        is non-linear elsewhere; two layers of different modules; a linear model without activation modules, which
-        LinearLimit judges.
+        A low-rank factorization, with a middle narrower than both ends; stacked convolutions if the graph is non-linear
+        elsewhere; two layers of different modules; a linear model without activation modules, which LinearLimit judges.
 
     Source: Minsky and Papert 1969, Perceptrons; Baldi and Hornik 1989, Neural Networks 2.
 
     Attributes:
-        row: Least number of layers in a row.
+        row: Minimum number of stacked layers.
     """
 
     row: int = 3
@@ -64,31 +64,38 @@ class StackedLinear(Check):
         norms = max((seen(record, "loss.affine_norms", site) or 0.0 for site in straight), default=0.0)
         if length >= 2 and idle > 0:
             return (
-                _unbent(layers, idle, 0.0, f"of {number(idle)} activation modules in the model none has an effect"),
+                _unbent(layers, idle, 0.0, f"none of the {number(idle)} activation modules in the model has an effect"),
             )
         if length >= self.row and norms >= length - 1:
-            return (_unbent(layers, length, self.row, "normalisations between them serve networks with activations"),)
+            return (
+                _unbent(
+                    layers,
+                    length,
+                    self.row,
+                    "the normalization layers between them indicate that activations are missing",
+                ),
+            )
         if length >= self.row and not straight:
             return (_unbent(layers, length, self.row, "elsewhere the network is non-linear"),)
         merged = layers_of(record, "layer.merged")
         if merged:
             width = max(seen(record, "layer.merged", site) or 0.0 for site in merged)
-            why = f"what is between them is {number(width)} times as wide as the narrower end, which adds nothing"
+            why = f"the layer between them is {number(width)} times as wide as the narrower end, which adds no capacity"
             return (_unbent(merged, width, 1.0, why, "are one linear map" if len(merged) == 2 else "are half as many"),)
         return ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearLimit(Check):
-    """Find networks of several layers that are one linear map, where the data want more than that.
+    """Report networks of several layers that are one linear map, although the data require a non-linear model.
 
-    What the best linear fit leaves still depends on the inputs (z of at least ``sure``, in two tests on end), while the
-    loss is at no less than ``level`` of the best constant answer's. A deep linear network on a linear problem, a
-    factorisation of low rank and a single layer are not reported.
+    The residual of the best linear fit still depends on the inputs (z of at least ``sure`` in two consecutive tests),
+    while the loss is at least ``level`` of that of the best constant prediction. Not reported: a deep linear network on
+    a linear problem, a low-rank factorization, and a single layer.
 
     Why it is bad:
-        A linear map has reached what it can, and what is left of the targets still depends on the inputs: more training
-        does not help.
+        The model has reached the best linear map, but the residual still depends on the inputs. More training does not
+        help.
 
     Example:
         model = nn.Sequential(nn.Linear(2, 64), nn.Linear(64, 1))  # the targets are a XOR of the inputs
@@ -97,15 +104,15 @@ class LinearLimit(Check):
         model = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 1))
 
     Not reported:
-        A linear problem; a single layer; a factorisation of low rank; the first 30 steps; a loss below 0.4 of the best
-        constant's.
+        A linear problem; a single layer; a low-rank factorization; the first 30 steps; a loss below 0.4 of that of the
+        best constant prediction.
 
     Source: Bierens 1982, Journal of Econometrics 20.
 
     Attributes:
-        sure: Least z-score of what a linear fit leaves.
-        level: Least share of the best constant's loss that is left.
-        settle: Steps in which a linear map may be found.
+        sure: Minimum z-score of the residual of a linear fit.
+        level: Minimum loss, as a fraction of that of the best constant prediction.
+        settle: Number of steps in which a linear map may be found.
     """
 
     sure: float = 4.0
@@ -129,8 +136,8 @@ class LinearLimit(Check):
             share = no_better(history, site, self.level, 3)
             if share is not None:
                 why = (
-                    f"what the best linear fit leaves still depends on the inputs (z = {number(z)}), and the loss is "
-                    f"at {number(100 * share)} % of that of the best constant answer"
+                    f"the residual of the best linear fit still depends on the inputs (z = {number(z)}), and the "
+                    f"loss is at {number(100 * share)} % of that of the best constant prediction"
                 )
                 return (_unbent(layers, z, self.sure, why),)
         return ()
@@ -151,7 +158,7 @@ def _unbent(
         layers,
         value,
         threshold,
-        f"{len(layers)} layers ({some(layers)}) have no non-linearity between them and {are}; {why}.",
-        "put an activation between the layers and use its result, x = torch.relu(self.fc1(x)); "
+        f"{len(layers)} layers ({some(layers)}) have no activation between them and {are}; {why}.",
+        "add an activation between the layers and use its result, x = torch.relu(self.fc1(x)); "
         "nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1)).",
     )

@@ -132,13 +132,13 @@ def _draws(module: nn.Module) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedLayer(Check):
-    """Find a layer that is in one container several times, as by ``[layer] * n``: n layers with the weights of one.
+    """Report a layer that is in one container several times, as after ``[layer] * n``, with one set of weights.
 
-    Reported where each call is given what the one before made, or all are given the same tensor.
+    Reported if each call gets the output of the previous one, or all calls get the same tensor.
 
     Why it is bad:
-        All entries of the list are one layer: the model has the parameters of one, and every call changes the same
-        weights.
+        All entries of the list are the same layer. The model has the parameters of one layer, and every call trains the
+        same weights.
 
     Example:
         self.blocks = nn.ModuleList([nn.Linear(64, 64)] * 6)
@@ -147,7 +147,8 @@ class RepeatedLayer(Check):
         self.blocks = nn.ModuleList([nn.Linear(64, 64) for _ in range(6)])
 
     Not reported:
-        A layer that is registered once and called several times, or registered elsewhere too: it is shared on purpose.
+        A layer that is registered once and called several times, or that is also registered elsewhere; it is shared
+        intentionally.
     """
 
     patience: int = 2
@@ -170,11 +171,11 @@ class RepeatedLayer(Check):
                 layers,
                 count,
                 1.0,
-                f"{some(layers)} stands {number(count)} times in its container: all are one layer with one set of "
-                "weights.",
-                "make each anew, nn.ModuleList([Block() for _ in range(n)]) in place of [Block()] * n; where one is "
-                "meant to be shared, register it once and call it n times, or say so: watch(ignore=[('CAPACITY', "
-                f"{layers[0]!r})]).",
+                f"{some(layers)} is in its container {number(count)} times: all entries are one layer with one set "
+                "of weights.",
+                "create each layer separately, nn.ModuleList([Block() for _ in range(n)]) instead of [Block()] * "
+                "n; if sharing is intended, register the layer once and call it n times, or suppress this: "
+                f"watch(ignore=[('CAPACITY', {layers[0]!r})]).",
                 cause="repeated layer",
             ),
         )

@@ -97,14 +97,14 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 @dataclass(frozen=True, kw_only=True)
 class SingleNorm(Check):
-    """Find a normalisation over a single value: a value less its own mean is 0, so that the result is the bias.
+    """Report a normalization over a single value: subtracting its own mean gives 0, so the output is always the bias.
 
-    Counts the values that each mean is taken over, in layers whose settings let that be one.
+    The number of values in each mean is counted, for layers whose settings allow a single one.
 
     Why it is bad:
-        Whatever such a layer is given, it returns its bias, or 0 where it has none. Nothing that was computed before
-        it reaches the loss through it, and no gradient comes back. The loss falls all the same, to what can be learned
-        without that path.
+        The output of such a layer is always its bias, or 0 without a bias. Nothing computed before it reaches the loss
+        through it, and no gradient passes back. The loss still falls, to the level that can be reached without that
+        path.
 
     Example:
         self.norm = nn.LayerNorm(1)  # of a series with one feature, of shape [batch, time, 1]
@@ -115,8 +115,8 @@ class SingleNorm(Check):
         x = (x - self.mean) / self.std
 
     Not reported:
-        A layer that has more than one value to normalise over in any of its calls, such as ``nn.GroupNorm(c, c)`` of
-        images; ``nn.RMSNorm``, which keeps the sign; calls of ``functional.layer_norm``; compiled models.
+        A layer that normalizes over more than one value in any of its calls, such as ``nn.GroupNorm(c, c)`` for images;
+        ``nn.RMSNorm``, which keeps the sign; calls of ``functional.layer_norm``; compiled models.
     """
 
     patience: int = 2
@@ -138,10 +138,10 @@ class SingleNorm(Check):
                 layers,
                 1.0,
                 2.0,
-                f"{some(layers)} normalises over 1 value: it returns its bias whatever it is given, and lets no "
-                "gradient through.",
-                "normalise over more than one value: nn.LayerNorm(x.shape[-1]) of several features, nn.GroupNorm(1, c) "
-                "of c channels; a single feature is standardized by fixed numbers, (x - mean) / std.",
+                f"{some(layers)} normalizes over a single value: its output is always its bias, and no gradient "
+                "passes.",
+                "normalize over more than one value: nn.LayerNorm(x.shape[-1]) for several features, "
+                "nn.GroupNorm(1, c) for c channels; standardize a single feature with constants, (x - mean) / std.",
                 cause="single norm",
             ),
         )

@@ -27,20 +27,21 @@ OF_DEGREE = frozenset({LARGE, SMALL, ONE_SIDED})
 
 @dataclass(frozen=True, kw_only=True)
 class BadInit(Check):
-    """Find layers whose units are copies of each other, layers that stay at zero, and weights that begin too large.
+    """Report layers whose units are identical, layers that stay at zero, and initial weights of the wrong scale.
 
-    Rows that are alike at first are no fault where another layer tells them apart: what is judged is that they are
-    still alike after some steps. Zeros that leave zero at the first step are wanted in residual branches, adapters and
-    output layers. Great weights are a fault where they show: in predictions that are far worse than a constant at first
-    and do not become better soon. Where the inputs are large, these are to blame.
+    Identical rows at the start are not reported if another layer breaks the symmetry: the rows must still be equal
+    after some steps. Zeros that change at the first step are intended in residual branches, adapters and output layers.
+    Large weights are reported if they cause predictions that are far worse than a constant at first and do not improve
+    soon. If the inputs are large, they are reported instead.
 
-    Rows may also be alike in groups, as where one layer gives several parameters for each of several parts; all rows
-    must have a double, since classes that no batch has shown yet are alike as well. Whole layers that differ only in
-    the numbers of their names may not be copies either, once all of them have moved with a gradient.
+    Rows may also be identical in groups, for example if one layer computes several parameters for each of several
+    parts. All rows must then have a duplicate, because rows of classes that no batch has contained yet are equal as
+    well. Whole layers whose names differ only in a number are also compared, once all of them have changed with a
+    gradient.
 
     Why it is bad:
-        Units that begin alike get the same gradient and stay alike: a layer of 512 has the worth of one. Weights that
-        are too large saturate what follows or begin with a loss that takes the whole run to come down.
+        Identical units get the same gradient and stay identical: a layer of 512 units acts like a single one. Weights
+        that are too large saturate the next layers, or start with a loss that takes the whole run to come down.
 
     Example:
         for layer in model.modules():
@@ -53,31 +54,31 @@ class BadInit(Check):
                 nn.init.kaiming_normal_(layer.weight)
 
     Not reported:
-        Zeros that leave zero at the first step, as in residual branches and adapters; rows that another layer
-        distinguishes; large weights whose predictions are no worse than a constant's; large inputs: DATA_SCALE.
+        Zeros that change at the first step, as in residual branches and adapters; rows whose symmetry another layer
+        breaks; large weights whose predictions are no worse than a constant; large inputs, which are DATA_SCALE.
 
     Source: symmetry, Goodfellow et al. 2016, Deep Learning, section 8.4; gain of a layer, He et al. 2015,
     arXiv:1502.01852.
 
     Attributes:
-        alike: Greatest relative difference of rows, or of layers, that are copies: what rounding makes of one number.
-        together: Greatest distance of rows that began at one number, as a share of how far they have come: rounding
-            alone parts them by one step in several where an optimizer divides a gradient by its own size.
-        worse: Least first loss, as a multiple of that of the best constant prediction.
-        head: The same where the last layer's own weights are too large, whether or not it comes down.
-        after: Steps within which it may come down by itself.
-        gain: Least root mean square of the weights times the root of the number of inputs.
-        tiny: Greatest such number of most layers where the signal dies out; PyTorch begins with 0.58.
-        depth: Greatest log gain over the whole chain at the first step where it does.
-        inputs: Greatest size of inputs that are not to blame themselves.
-        one_sided: Least size of the mean of the weights against their root mean square.
-        great: Least gain of such weights.
-        level: Least loss against the best constant where they show.
-        steep: Least log gain over the whole chain at the first step with which a loss at the level of a constant is put
-            down to weights that are too large for what follows.
-        usual: Least gain of such weights; PyTorch begins with 0.58.
-        patience: One; weights begin once.
-        heal: As good as never: what began so is read no more.
+        alike: Maximum relative difference of rows, or of layers, that count as copies: the effect of rounding.
+        together: Maximum distance of rows that started equal, as a fraction of how far they have moved; rounding
+            separates them slowly.
+        worse: Minimum first loss, as a multiple of that of the best constant prediction.
+        head: The same if the last layer's own weights are too large, whether or not the loss comes down.
+        after: Number of steps within which it may come down by itself.
+        gain: Minimum root mean square of the weights times the root of the number of inputs.
+        tiny: Maximum such number for most layers if the signal vanishes; PyTorch's default is 0.58.
+        depth: Maximum log gain over the whole chain at the first step if the signal vanishes.
+        inputs: Maximum magnitude of inputs that are not themselves the cause.
+        one_sided: Minimum absolute mean of the weights relative to their root mean square.
+        great: Minimum gain of such weights.
+        level: Minimum loss relative to the best constant prediction, for these to be reported.
+        steep: Minimum log gain over the whole chain at the first step for which a loss like a constant's is attributed
+            to large weights.
+        usual: Minimum gain of such weights; PyTorch's default is 0.58.
+        patience: One; weights are initialized once.
+        heal: Practically never; initial weights are not read again.
     """
 
     alike: float = 1e-5
@@ -137,12 +138,12 @@ class BadInit(Check):
         )
         if copies:
             message = (
-                f"all units of {some(copies)} have the same weights, and still have after {record.step - 1} steps: "
-                "they compute the same and get the same gradient, so that each layer has one unit's worth."
+                f"all units of {some(copies)} have the same weights, and still do after {record.step - 1} steps: "
+                "they compute the same output and get the same gradient, so each layer acts like a single unit."
             )
             advice = (
-                "draw the weights at random instead of filling them with a constant: "
-                "nn.init.kaiming_normal_(layer.weight), or leave PyTorch's own initialisation."
+                "initialize the weights randomly instead of with a constant: "
+                "nn.init.kaiming_normal_(layer.weight), or keep PyTorch's default initialization."
             )
             yield _finding(Severity.HIGH, copies, read[copies[0]], self.alike, message, advice, COPIES)
         sizes, wired = reading_of(record, "parameter.weight_norm"), _reached(history)
@@ -151,8 +152,8 @@ class BadInit(Check):
         if blank:
             message = f"the weights of {some(blank)} are all 0, and still are after {record.step - 1} steps."
             advice = (
-                "of two layers in a row only one may begin with zeros, or no gradient passes either: give the others "
-                "nn.init.kaiming_normal_(layer.weight), or leave PyTorch's own initialisation."
+                "initialize at most one of two consecutive layers with zeros, otherwise no gradient passes: use "
+                "nn.init.kaiming_normal_(layer.weight) for the others, or keep PyTorch's default initialization."
             )
             yield _finding(Severity.HIGH, blank, 0.0, 0.0, message, advice, ZEROS)
 
@@ -173,9 +174,9 @@ class BadInit(Check):
         if names and worse.any():
             greatest, times = float(first[order[0]]), float(over.first[worse].max())
             message = (
-                f"the loss began at {number(times)} times that of the best constant prediction and is still above it "
-                f"after {record.step} steps: the first weights of {some(names)} were up to {number(greatest)} times "
-                "as large as their number of inputs allows."
+                f"the initial loss was {number(times)} times that of the best constant prediction and is still "
+                f"above it after {record.step} steps: the initial weights of {some(names)} were up to "
+                f"{number(greatest)} times too large for their number of inputs."
             )
             advice = (
                 "scale the weights by the number of inputs: nn.init.kaiming_normal_(layer.weight) or "
@@ -194,13 +195,13 @@ class BadInit(Check):
             return
         greatest = float(means.first[there].max())
         message = (
-            f"nearly all first weights of {some(names)} have one sign (mean {number(greatest)} of their root mean "
-            "square): what enters adds up instead of cancelling, all units of a layer say the same, and the loss is "
-            f"{number(worst)} times that of the best constant prediction after {record.step} steps."
+            f"nearly all initial weights of {some(names)} have the same sign (mean {number(greatest)} of their root "
+            "mean square): inputs add up instead of canceling, all units of a layer have nearly the same output, "
+            f"and the loss is {number(worst)} times that of the best constant prediction after {record.step} steps."
         )
         advice = (
-            "draw the weights around 0: nn.init.kaiming_normal_(layer.weight) or nn.init.xavier_uniform_(layer.weight) "
-            "instead of torch.rand or nn.init.uniform_(layer.weight)."
+            "initialize the weights with mean 0: nn.init.kaiming_normal_(layer.weight) or "
+            "nn.init.xavier_uniform_(layer.weight) instead of torch.rand or nn.init.uniform_(layer.weight)."
         )
         yield _finding(Severity.MEDIUM, names, greatest, self.one_sided, message, advice, ONE_SIDED)
 
@@ -213,13 +214,13 @@ class BadInit(Check):
             gain = known.get(name, 0.0)
             if times >= self.head and gain >= self.gain:
                 message = (
-                    f"the loss began at {number(times)} times that of the best constant prediction: the first weights "
-                    f"of {some(names)}, with the last layer, were up to {number(known[names[0]])} times as large as "
-                    "their number of inputs allows."
+                    f"the initial loss was {number(times)} times that of the best constant prediction: the initial "
+                    f"weights of {some(names)}, including the last layer, were up to {number(known[names[0]])} "
+                    "times too large for their number of inputs."
                 )
                 advice = (
-                    f"scale them by the number of inputs: nn.init.normal_({name}, std=features ** -0.5); of an "
-                    "embedding that is the head as well, std=0.02."
+                    f"scale them by the number of inputs: nn.init.normal_({name}, std=features ** -0.5); for an "
+                    "embedding tied to the output layer, std=0.02."
                 )
                 yield _finding(Severity.MEDIUM, names, gain, self.gain, message, advice, LARGE)
 
@@ -233,13 +234,14 @@ class BadInit(Check):
         if worst is None or not math.isfinite(worst):
             return
         message = (
-            f"at the first step the gradient grew {number(math.exp(min(depth.first, 700.0)))}-fold from the last layer "
-            f"back to the first, so that the least change of an input turns the output over, and the loss is "
+            f"at the first step the gradient grew {number(math.exp(min(depth.first, 700.0)))}-fold from the last "
+            "layer back to the first, so a tiny change of the input changes the output completely, and the loss is "
             f"{number(worst)} times that of the best constant prediction after {record.step} steps."
         )
         advice = (
-            "make the first weights smaller where what follows multiplies: sin(w0 * layer(x)) wants weights within "
-            "sqrt(6 / inputs) / w0; else nn.init.kaiming_normal_(layer.weight) keeps the size."
+            "use smaller initial weights where a later operation multiplies them: sin(w0 * layer(x)) needs weights "
+            "within sqrt(6 / inputs) / w0; otherwise use nn.init.kaiming_normal_(layer.weight), which preserves "
+            "the scale."
         )
         yield _finding(Severity.MEDIUM, names or ("",), depth.first, self.steep, message, advice, LARGE)
 
@@ -257,9 +259,9 @@ def _small(check: BadInit, record: StepRecord, history: History) -> Iterable[Fin
     names = tuple(gains.sites[index] for index in np.flatnonzero(small))
     usual = median(first[small])
     message = (
-        f"the weights of {len(names)} of {len(first)} layers ({some(names)}) began at about {number(usual)} of "
-        f"what keeps a signal's size, which shrank to exp({number(depth.first)}) over the depth; after "
-        f"{record.step} steps the loss is {number(loss.last)}, at first {number(loss.first)}."
+        f"the initial weights of {len(names)} of {len(first)} layers ({some(names)}) were about {number(usual)} of "
+        f"the scale that preserves the signal, which shrank to exp({number(depth.first)}) over the depth; after "
+        f"{record.step} steps the loss is {number(loss.last)}, initially {number(loss.first)}."
     )
     advice = (
         "scale the weights by the number of inputs: nn.init.kaiming_normal_(layer.weight) before ReLU, "
@@ -277,12 +279,12 @@ def _doubles(record: StepRecord, alike: float) -> Iterable[Finding]:
     )
     if names:
         message = (
-            f"each unit of {some(names)} has a double with the same weights, and still has after {record.step - 1} "
-            "steps: the parts that they stand for compute the same and get the same gradient."
+            f"each unit of {some(names)} has a duplicate with the same weights, and still does after "
+            f"{record.step - 1} steps: duplicates compute the same output and get the same gradient."
         )
         advice = (
-            f"draw {names[0]} at random instead of filling it with a constant or repeating it, or give the parts "
-            "different biases: nn.init.normal_(layer.weight, std=0.02)."
+            f"initialize {names[0]} randomly instead of with a constant or repeated values, or use different biases "
+            "for the duplicates: nn.init.normal_(layer.weight, std=0.02)."
         )
         yield _finding(Severity.MEDIUM, names, 1.0, 1.0, message, advice, DOUBLES)
 
@@ -295,12 +297,12 @@ def _siblings(record: StepRecord, alike: float) -> Iterable[Finding]:
     names = [name for name in names if kin[pattern(name)] > 1]
     if names:
         message = (
-            f"the weights of {some(tuple(names))} are the same as those of a layer of the same kind, and "
-            f"still are after {record.step - 1} steps: they get the same gradients and never become different."
+            f"the weights of {some(tuple(names))} equal those of another layer of the same kind, and still do after "
+            f"{record.step - 1} steps: they get the same gradients and stay equal."
         )
         advice = (
-            "make each of them anew instead of copying one, nn.ModuleList(make() for _ in range(n)) without "
-            "copy.deepcopy or a common seed; where they are to be one, use one module several times."
+            "create each of them separately instead of copying one, nn.ModuleList(make() for _ in range(n)) "
+            "without copy.deepcopy or a common seed; if they are meant to be tied, use one module several times."
         )
         yield _finding(Severity.MEDIUM, tuple(names), 0.0, 0.0, message, advice, SIBLINGS)
 

@@ -27,15 +27,16 @@ _NOTHING_LEARNED = (
 
 @dataclass(frozen=True, kw_only=True)
 class LeftFrozen(Check):
-    """Find parameters that are frozen by oversight: for another network's backward pass and never unfrozen, or at zero.
+    """Report parameters that are frozen by mistake: never unfrozen after another network's pass, or frozen at zero.
 
-    Reported is what was trained in the first steps, is frozen ever since, and is held by an optimizer that goes on
-    stepping; a matrix that is frozen while all its entries are 0, such as the second factor of an adapter; and weights
-    that are frozen as they were drawn, where the loss stays no better than that of the best constant answer.
+    Three cases are reported: parameters that were trained in the first steps, have been frozen since, and are held by
+    an optimizer that still steps; a frozen matrix whose entries are all 0, such as the second factor of an adapter; and
+    weights frozen at their random initialization, if the loss stays no better than that of the best constant
+    prediction.
 
     Why it is bad:
-        Of two networks that train against each other, one has stopped: the other wins and learns nothing more. A frozen
-        matrix of zeros takes away whatever it is multiplied with.
+        In adversarial training, one network has stopped learning and the other one wins. A frozen matrix of zeros
+        removes everything it is multiplied with.
 
     Example:
         for p in discriminator.parameters():
@@ -50,17 +51,17 @@ class LeftFrozen(Check):
             p.requires_grad_(True)
 
     Not reported:
-        Layers that are frozen later than the first ``brief`` steps, or from the beginning with trained weights, or with
-        random ones from which the others learn.
+        Layers that are frozen after the first ``brief`` steps, or from the beginning with trained weights, or at a
+        random initialization from which the other layers learn.
 
     Attributes:
-        brief: Steps within which the parameters were last trained.
-        span: Least number of steps since.
-        drawn: Square of the greatest entry against their mean square, of entries drawn evenly within a bound, where it
-            is 3; what was trained has a few that stand out.
-        harmed: Steps after which weights that are frozen as they were drawn are judged by the loss.
-        readings: Least number of readings in which they were frozen.
-        patience: One; the readings are the patience.
+        brief: Number of steps within which the parameters were last trained.
+        span: Minimum number of steps since then.
+        drawn: Square of the largest entry over the mean square; it is 3 for entries drawn uniformly within a bound, and
+            larger for trained weights, which have a few large entries.
+        harmed: Number of steps after which weights frozen at their random initialization are judged by the loss.
+        readings: Minimum number of readings in which they were frozen.
+        patience: One; ``readings`` already requires persistence.
     """
 
     brief: int = 5
@@ -119,8 +120,8 @@ class LeftFrozen(Check):
             "requires_grad is False at each step of the optimizer that holds them."
         )
         advice = (
-            "set requires_grad_(True) again before their own backward pass; an iterator such as model.parameters() or "
-            "itertools.chain(...) can be gone through once only: keep list(...) of it."
+            "call requires_grad_(True) again before their own backward pass; an iterator such as "
+            "model.parameters() or itertools.chain(...) can be consumed only once: keep list(...) of it."
         )
         return (_finding(names, message, advice, since, "never unfrozen"),)
 
@@ -133,13 +134,13 @@ class LeftFrozen(Check):
         if not names:
             return ()
         message = (
-            f"{len(names)} weights ({some(names)}) are 0 throughout and frozen: what they are multiplied with never "
-            "counts, and they will never learn."
+            f"{len(names)} weights ({some(names)}) are all 0 and frozen: their output is always 0, and they will "
+            "never learn."
         )
         advice = (
-            f"call requires_grad_(True) on {names[0]}, before the optimizer is made, and see that nothing freezes "
-            f"{owner(names[0]) or names[0]} again (PEFT: is_trainable=True, and no second get_peft_model); or load its "
-            "trained weights."
+            f"call requires_grad_(True) on {names[0]} before the optimizer is created, and check that nothing "
+            f"freezes {owner(names[0]) or names[0]} again (PEFT: is_trainable=True, and no second get_peft_model); "
+            "or load its trained weights."
         )
         return (_finding(names, message, advice, int(sizes.steps[-1]), "frozen at zero"),)
 
@@ -155,12 +156,13 @@ class LeftFrozen(Check):
         if len(names) <= len(others) or none_better(history, 0.9, 3) is None or still_falls(history):
             return ()
         message = (
-            f"{len(names)} weights ({some(names)}) are frozen and spread evenly within a bound, as they were drawn: "
-            f"nothing trained them, and after {record.step} steps the loss is no better than that of a constant answer."
+            f"{len(names)} weights ({some(names)}) are frozen at their random initialization (uniform within a "
+            f"bound): they were never trained, and after {record.step} steps the loss is no better than that of a "
+            "constant prediction."
         )
         advice = (
-            "load trained weights before they are frozen (model.load_state_dict, weights=...), or call "
-            "requires_grad_(True) on them before the optimizer is made."
+            "load trained weights before freezing them (model.load_state_dict, weights=...), or call "
+            "requires_grad_(True) on them before the optimizer is created."
         )
         found = _finding(names, message, advice, int(peaks.steps[-1]), "frozen as drawn")
         return (replace(found, severity=Severity.MEDIUM, follows_from=_NOTHING_LEARNED),)

@@ -36,13 +36,13 @@ class _Told(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class NotTraining(Check):
-    """Find trainable parameters that are not connected: to the loss, to an optimizer, or to the model.
+    """Report trainable parameters that are not connected to the loss, to an optimizer, or to the model.
 
-    Descriptions are read in several steps: a connection seen once is a connection. A gradient that is exactly 0 from
-    the first step on, while others are not, is none.
+    Connections are read in several steps; one that was seen once counts. A gradient that is exactly 0 from the first
+    step on, while others are not, does not count as a connection.
 
     Why it is bad:
-        The parameters stay at their random first values, and the rest of the model learns to work around them.
+        The parameters stay at their random initial values, and the rest of the model learns to work around them.
 
     Example:
         self.heads = [nn.Linear(64, 10) for _ in range(3)]
@@ -52,16 +52,17 @@ class NotTraining(Check):
 
     Not reported:
         Parameters without a gradient that no optimizer holds; modules that are called rarely, for the first ``rare``
-        steps; modules that are never called, where their like are called in turns or with different numbers of samples
-        (experts of a router), which STAGNATION tells as LOW; units that are shut (DEAD, SATURATION); a recurrent
-        cell called once or twice in a step. A target network or moving average: it changes without a gradient, or began
-        as a copy of what learns and is called while gradients are off. Layers frozen before the rest (a backbone).
+        steps; modules that are never called, if similar modules are called in turns or with different numbers of
+        samples (experts of a router), which STAGNATION reports as LOW; dead or saturated units (DEAD, SATURATION); a
+        recurrent cell called once or twice in a step. A target network or moving average: it changes without a
+        gradient, or started as a copy of a trained module and is called while gradients are off. Layers frozen before
+        the rest (a backbone).
 
     Attributes:
-        readings: Least number of steps looked at.
-        span: Least number of steps without a gradient.
-        rare: The same for one of several like modules, and for an optimizer that has not stepped yet.
-        patience: One; the readings are the patience.
+        readings: Minimum number of steps read.
+        span: Minimum number of steps without a gradient.
+        rare: The same for one of several similar modules, and for an optimizer that has not stepped yet.
+        patience: One; ``readings`` already requires persistence.
     """
 
     readings: int = 6
@@ -139,8 +140,8 @@ class NotTraining(Check):
             yield _Told(
                 "made in forward",
                 names,
-                "they are made anew in each forward pass, with new weights at random, which nobody keeps",
-                f"make {names[0].rpartition('.')[2]} once, in __init__, and call it in forward().",
+                "they are created in each forward pass with new random weights, which are then discarded",
+                f"create {names[0].rpartition('.')[2]} once, in __init__, and call it in forward().",
             )
         names = _chosen(series.sites, loose & ~made)
         if names:
@@ -148,11 +149,11 @@ class NotTraining(Check):
             yield _Told(
                 "not registered",
                 names,
-                "gradients arrive there, but they are not among model.parameters(), because a plain list, dict or "
-                "attribute holds them, so that no optimizer has them and state_dict() does not save them",
-                f"hold them in nn.ModuleList, nn.ModuleDict or nn.ParameterList ({holder} = nn.ModuleList([...])), "
-                "or wrap the tensor in nn.Parameter, last of all (nn.Parameter(x.to(device)), not nn.Parameter(x).to("
-                "device), which is none), and build the optimizer afterwards.",
+                "gradients reach them, but they are not in model.parameters(), because a plain list, dict or "
+                "attribute holds them, so no optimizer updates them and state_dict() does not save them",
+                f"put them into nn.ModuleList, nn.ModuleDict or nn.ParameterList ({holder} = nn.ModuleList([...])), "
+                "or wrap the tensor in nn.Parameter as the last operation (nn.Parameter(x.to(device)), not "
+                "nn.Parameter(x).to(device), which is a plain tensor), and create the optimizer afterwards.",
             )
 
     def _unowned(
@@ -164,7 +165,7 @@ class NotTraining(Check):
             yield _Told(
                 "optimizer never stepped",
                 names,
-                "an optimizer holds them and its step() was never called",
+                "an optimizer holds them, but its step() was never called",
                 (
                     "call step() of every optimizer, here of the one that holds "
                     f"{names[0]}: loss.backward(); optimizer_b.step()."
@@ -179,12 +180,12 @@ class NotTraining(Check):
                 "left the model",
                 names,
                 (
-                    "the optimizer holds tensors of these shapes that are no longer in the model, which was changed "
-                    "after the optimizer was made"
+                    "the optimizer holds tensors of the same shapes that are no longer in the model: the model was "
+                    "changed after the optimizer was created"
                 ),
                 (
-                    "replace modules, load or re-create the model and move it first, and make the optimizer last: "
-                    "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)."
+                    "replace modules, load or re-create the model and move it first, and create the optimizer "
+                    "last: optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)."
                 ),
                 True,
             )
@@ -192,10 +193,10 @@ class NotTraining(Check):
         yield _Told(
             "in no optimizer",
             names,
-            "gradients arrive there, and no optimizer that steps holds them",
+            "gradients reach them, but no optimizer that steps holds them",
             (
                 "build the optimizer from model.parameters() after every module exists, or call "
-                f"optimizer.add_param_group({{'params': [...]}}); if {names[0]} shall rest, call "
+                f"optimizer.add_param_group({{'params': [...]}}); if {names[0]} is meant to stay constant, call "
                 "requires_grad_(False) on it."
             ),
             True,
@@ -231,7 +232,7 @@ class NotTraining(Check):
                     "the loss"
                 ),
                 (
-                    f"look after {owner(used[-1]) or used[-1]} for .detach(), .data, .item(), .numpy(), "
+                    f"search the code after {owner(used[-1]) or used[-1]} for .detach(), .data, .item(), .numpy(), "
                     "torch.no_grad(), argmax, rounding or torch.tensor(...), and use the tensor itself."
                 ),
                 True,
@@ -241,7 +242,7 @@ class NotTraining(Check):
                 "never called",
                 unused,
                 "forward() never calls their modules",
-                f"call {owner(unused[0]) or unused[0]} in forward(), or take it out of the model.",
+                f"call {owner(unused[0]) or unused[0]} in forward(), or remove it from the model.",
                 True,
             )
 
@@ -273,12 +274,13 @@ class NotTraining(Check):
             yield _Told(
                 ZERO_GRADIENT,
                 names,
-                "their gradient arrives and is exactly 0 every time",
+                "their gradient is exactly 0 at every step",
                 (
-                    f"look at what follows {owner(names[-1]) or names[-1]}: sign(), round(), floor() and comparisons "
-                    "have a derivative of 0 everywhere (use a sigmoid, or x + (x.sign() - x).detach()); a softmax of "
-                    "one, weights of 0 and a dropout of 1 let nothing through either. And at what enters it: an input "
-                    "of 0, such as a state that is made anew within the loop over time, gives a gradient of 0."
+                    f"check the operations after {owner(names[-1]) or names[-1]}: sign(), round(), floor() and "
+                    "comparisons have a derivative of 0 everywhere (use a sigmoid, or x + (x.sign() - "
+                    "x).detach()); a softmax over one value, weights of 0 and a dropout of 1 also block the "
+                    "gradient. Also check its input: an input of 0, such as a state that is reset within the loop "
+                    "over time, gives a gradient of 0."
                 ),
                 True,
             )
@@ -292,8 +294,8 @@ def _rateless(sites: tuple[str, ...], still: Flags, total: int) -> Iterable[_Tol
             names,
             "the learning rate of their parameter group is exactly 0",
             (
-                "give the group a learning rate above 0 (optimizer.param_groups[i]['lr'] = 1e-3), or look whether the "
-                "scheduler multiplies by 0: an integer division in LambdaLR, or a schedule that has run out."
+                "give the group a learning rate above 0 (optimizer.param_groups[i]['lr'] = 1e-3), or check whether "
+                "the scheduler multiplies by 0: an integer division in LambdaLR, or a schedule that has ended."
             ),
             len(names) == total,
         )
@@ -317,10 +319,10 @@ def _frozen(sites: tuple[str, ...], frozen: Flags, trained: Flags, called: Flags
         yield _Told(
             "frozen",
             names,
-            f"requires_grad is False although everything {'before' if last else 'around'} them is trained",
+            f"requires_grad is False although all layers {'before' if last else 'around'} them are trained",
             (
-                f"call requires_grad_(True) on {cold[0]}, and see that the optimizer holds it; usually it is the "
-                "layers near the input that are frozen."
+                f"call requires_grad_(True) on {cold[0]}, and check that the optimizer holds it; usually the layers "
+                "near the input are frozen instead."
             ),
             False,
         )

@@ -15,12 +15,12 @@ def blind_passes(passes: float, since: int) -> Finding:
     """
     cause = "loss without a graph"
     message = (
-        f"backward() was called {number(passes)} times in a row on a loss that depends on no parameter of the model: "
-        "its graph was lost on the way, and requires_grad_(True) on the loss does not bring it back."
+        f"backward() was called {number(passes)} times in a row on a loss that does not depend on any parameter of "
+        "the model: the graph is cut, and requires_grad_(True) on the loss does not restore it."
     )
     advice = (
-        "compute the loss from the model's own output, without .detach(), .data, .item(), .numpy(), torch.no_grad() or "
-        "torch.tensor(...) in between, and call no requires_grad_(True) on it."
+        "compute the loss from the model's own output, without .detach(), .data, .item(), .numpy(), "
+        "torch.no_grad() or torch.tensor(...) in between, and without requires_grad_(True) on the loss."
     )
     return Finding(
         IssueType.NOT_TRAINING, Severity.CRITICAL, ("loss",), passes, 0.0, message, advice, since=since, cause=cause,
@@ -36,13 +36,14 @@ def gathering_passes(passes: float) -> Finding:
     """
     cause = "step never called"
     message = (
-        f"{number(passes)} backward passes added up their gradients, and no optimizer that holds the parameters "
-        "has stepped."
+        f"{number(passes)} backward passes accumulated gradients, and no optimizer that holds the parameters has "
+        "stepped."
     )
     advice = (
-        "make the optimizer from the parameters of this model, and call its step(). If gradients are accumulated, "
-        "count micro-batches through the whole training, not from 0 in each epoch, and step at its end too: "
-        "if (i + 1) % accumulate == 0 or i + 1 == len(loader): optimizer.step(); optimizer.zero_grad()."
+        "create the optimizer from the parameters of this model, and call its step(). If gradients are "
+        "accumulated, count micro-batches over the whole training, not from 0 in each epoch, and also step at the "
+        "end of an epoch: if (i + 1) % accumulate == 0 or i + 1 == len(loader): optimizer.step(); "
+        "optimizer.zero_grad()."
     )
     return Finding(
         IssueType.NOT_TRAINING, Severity.MEDIUM, ("",), passes, 0.0, message, advice, since=1, cause=cause,
@@ -58,16 +59,19 @@ def lonely_passes(passes: float, foreign: float) -> Finding:
         foreign: Share of the parameters of which an optimizer that steps holds copies.
     """
     copied = foreign >= 0.5
-    message = f"{number(passes)} backward passes brought gradients and no weight changed: " + (
-        f"an optimizer steps that holds copies of {number(100 * foreign)} % of the parameters, and none of this model."
+    message = f"{number(passes)} backward passes computed gradients, and no weight changed: " + (
+        (
+            f"the optimizer that steps holds copies of {number(100 * foreign)} % of the parameters, and none of "
+            "this model."
+        )
         if copied
         else "gradients are cleared each time, and no optimizer of this model stepped."
     )
     advice = (
-        "make the optimizer from the model that is trained, after it was copied, moved, compiled or loaded: "
+        "create the optimizer from the model that is trained, after it was copied, moved, compiled or loaded: "
         "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)."
         if copied
-        else "call optimizer.step() after loss.backward(), of an optimizer made from model.parameters()."
+        else "call optimizer.step() after loss.backward(), with an optimizer created from model.parameters()."
     )
     cause = "optimizer of a copy" if copied else "step never called"
     return Finding(

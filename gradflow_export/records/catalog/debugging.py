@@ -23,7 +23,7 @@ def specs() -> tuple[MetricSpec, ...]:
         s("debugging.rewinds", "returns to the last good state", "count", "run",
           "running total of steps at which the policy rewind put weights and optimizer state back", "definition", "c",
           low=0.0),
-        s("debugging.clipped_share", "share of what clipping looks at that was clipped", "share", "run",
+        s("debugging.clipped_share", "clipped share", "share", "run",
           "of rows (adaptive), entries (value), layers (per_layer) or all together (norm) at this step",
           "Brock et al. 2021, arXiv:2102.06171, equation 3; Pascanu et al. 2013, arXiv:1211.5063", "1G", low=0.0,
           high=1.0),

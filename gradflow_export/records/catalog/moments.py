@@ -22,7 +22,7 @@ def specs() -> tuple[MetricSpec, ...]:
           "b / n, s their standard deviation and b = (1 - beta2^t) / (1 - beta2) the greatest r there can be among "
           "those left out (t without limit on other devices than the CPU)",
           "Cochran 1977, Sampling Techniques, section 2.7", "c", low=0.0, across="max"),
-        s("parameter.epsilon_share", "steps decided by eps", "share", "parameter",
+        s("parameter.epsilon_share", "updates dominated by eps", "share", "parameter",
           "#{v > 0 and v^(1/2) < eps} / #{v > 0} with bias-corrected v, over the same entries",
           "Kingma and Ba 2015, arXiv:1412.6980", "c sampled",
           low=0.0, high=1.0, marks=(0.5,), across="mean", error="parameter.epsilon_share_error"),
@@ -32,7 +32,7 @@ def specs() -> tuple[MetricSpec, ...]:
         s("optimizer.adam_rms", "gradient against second moment, greatest", "1", "run",
           "max over parameters of parameter.adam_rms; off by no more than the parameter that is off most",
           "Wortsman et al. 2023, arXiv:2304.13013", "c", low=0.0, scale="log", marks=(1.0,)),
-        s("optimizer.epsilon_share", "steps decided by eps, all parameters", "share", "run",
+        s("optimizer.epsilon_share", "updates dominated by eps, all parameters", "share", "run",
           "median over parameters of parameter.epsilon_share; off by no more than the parameter that is off most",
           "Kingma and Ba 2015, arXiv:1412.6980", "c", low=0.0, high=1.0, marks=(0.5,)),
         s("optimizer.steps", "steps of an optimizer", "count", "optimizer", "since watch()", "definition", "c",

@@ -22,7 +22,7 @@ def specs() -> tuple[MetricSpec, ...]:
         s("recurrent.lyapunov", "largest Lyapunov exponent", "1", "module",
           "mean over sampled sequences of (1/T) ln ||J_T ... J_1 v||, in nats per step",
           "Benettin et al. 1980; Engelken et al. 2023, arXiv:2006.02427", "on the worker", marks=(0.0,)),
-        s("recurrent.decay", "gradient left after one step back in time", "1", "module", "exp(lambda_1)",
+        s("recurrent.decay", "gradient remaining after one step back in time", "1", "module", "exp(lambda_1)",
           "Engelken et al. 2023, arXiv:2006.02427", "c", low=0.0, marks=(0.75, 1.05)),
         s("recurrent.memory_length", "steps until a tenth of the gradient is left", "count", "module",
           "ln 0.1 / lambda_1; infinite when it does not decay", "definition", "c", low=0.0, scale="log", marks=(10.0,)),

@@ -57,7 +57,7 @@ export interface RunMeta extends RunSummary {
   readonly sessions: readonly Session[];
   readonly phases: readonly string[];
   readonly metrics: readonly RunMetric[];
-  /** Medians of the first and of the last five losses, null before ten; a page that was kept earlier has none. */
+  /** Medians of the first five and the last five losses, null before ten; a page that was kept earlier has none. */
   readonly loss?: { readonly first: number; readonly last: number } | null;
   /** Steps without a record, and records that could not be written. */
   readonly lost?: number;

@@ -125,7 +125,7 @@ export function sharpContext(canvas: HTMLCanvasElement, width: number, height: n
   const ratio = window.devicePixelRatio || 1;
   const [wide, deep] = [Math.max(1, Math.round(width * ratio)), Math.max(1, Math.round(height * ratio))];
   const context = canvas.getContext("2d");
-  if (context === null) throw new Error("this browser has no 2-D canvas");
+  if (context === null) throw new Error("this browser does not support 2-D canvas");
   // A canvas of another size is made anew, which takes longer than to wipe it.
   if (canvas.width !== wide) canvas.width = wide;
   if (canvas.height !== deep) canvas.height = deep;

@@ -258,7 +258,7 @@ export class Loader {
     if (spec === undefined) {
       second.root.hidden = true;
       const entry = now.catalogued(metric) ?? null;
-      return map.clear(entry === null ? "this run holds no metric yet" : "not in this run", "", entry);
+      return map.clear(entry === null ? "this run has no metrics yet" : "not in this run", "", entry);
     }
     // Fewer columns where there are very many rows: each column keeps its extreme, and a closer look asks again.
     const columns = Math.min(map.columns, Math.max(200, Math.floor(MOST_CELLS / Math.max(1, spec.sites))));

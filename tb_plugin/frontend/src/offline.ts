@@ -48,7 +48,7 @@ export class Offline {
 
   run(run: string): KeptRun {
     const found = this.data.kept[run];
-    if (found === undefined) throw new Error(`this file holds no run ${run}`);
+    if (found === undefined) throw new Error(`this file does not contain run ${run}`);
     return found;
   }
 

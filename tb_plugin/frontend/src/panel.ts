@@ -237,7 +237,7 @@ export class Panel {
     this.#notice.textContent =
       missing === ""
         ? ""
-        : `The run "${runLabel(missing)}" is not in this log directory: it was deleted, renamed, or is not read yet. Shown instead: "${runLabel(shown)}".`;
+        : `The run "${runLabel(missing)}" is not in this log directory: it was deleted, renamed, or has not been loaded yet. Showing instead: "${runLabel(shown)}".`;
   }
 
   themed(dark: boolean): void {

@@ -67,10 +67,10 @@ test("a run that was not closed is healthy only as far as it was recorded, and o
   assert.deepEqual(verdict([], 123, 0, 0, "silent"), {
     tone: "warn",
     headline: "Healthy in the recorded steps",
-    detail: "No open problem at step 123; not closed: what came after step 123 is not known.",
+    detail: "No open problem at step 123; not closed: steps after 123 are unknown.",
     fix: "",
   });
-  assert.match(verdict([ISSUE], 123, 0, 1, "silent").detail, /not closed: what came after step 123 is not known$/);
+  assert.match(verdict([ISSUE], 123, 0, 1, "silent").detail, /not closed: steps after 123 are unknown$/);
   const [running, closed, silent] = (["running", "closed", "silent"] as const).map((state) =>
     verdict([], null, 0, 0, state),
   );

@@ -7,7 +7,7 @@ import { cellKind, type Series } from "./series";
 /** The metric that the server sums up from the log gains of the blocks. */
 export const FROM_LOSS = "block.gain_from_loss";
 
-/** Nats left behind each block, from the loss on; null where no gradient arrived, NaN or infinite as it was read. */
+/** Nats left behind each block, from the loss on; null where nothing arrived, NaN or infinite as it was read. */
 export interface Left {
   readonly step: number;
   readonly nats: readonly (number | null)[];
@@ -51,18 +51,18 @@ export function isNumber(value: number | null): value is number {
   return value !== null && Number.isFinite(value);
 }
 
-/** Whether another chain begins at a block, such as another player's: it has no gain, but those behind it have. */
+/** Whether start of another chain at a block, such as another player's: it has no gain, but those behind it have. */
 export function isBorder({ nats }: Left, i: number): boolean {
   return nats[i] === null && typeof nats[i + 1] === "number";
 }
 
 /** In words: where most is lost or added, and how many blocks nothing arrives at. */
 export function leftText({ sites, left }: RunLeft): string {
-  if (sites.length === 0) return "no gains of blocks";
+  if (sites.length === 0) return "no block gains";
   const drop = greatestDrop(sites, left);
   const count = (text: string, found: readonly unknown[]): string =>
     found.length === 0 ? "" : `${text} at ${formatStep(found.length)} of ${formatStep(sites.length)} blocks`;
-  const said = drop === null ? "" : `greatest change at ${drop.site}: \u00d7${threeDigits(drop.factor)}`;
+  const said = drop === null ? "" : `largest change at ${drop.site}: \u00d7${threeDigits(drop.factor)}`;
   const gone = left.nats.filter((value, i) => value === null && !isBorder(left, i));
   const broken = left.nats.filter((value) => value !== null && !isNumber(value));
   return [`at step ${formatStep(left.step)}`, said, count("nothing arrives", gone), count("NaN or Inf", broken)]

@@ -20,7 +20,7 @@ export function offerMetrics(
   const absent = catalog.filter(({ name, kind }) => !known.has(name) && wanted(kind));
   return [
     ...own,
-    ...absent.map(({ name, title }) => ({ value: name, label: title, group: "Not in this run: how to get it" })),
+    ...absent.map(({ name, title }) => ({ value: name, label: title, group: "Not in this run: how to record it" })),
   ];
 }
 

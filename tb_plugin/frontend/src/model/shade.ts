@@ -1,4 +1,4 @@
-// What the map shows of a module: its own reading, or the one furthest out of those inside it.
+// What the map shows of a module: its own reading, or the one most extreme of those inside it.
 import { colourOf, css } from "./colour";
 import { depthOf } from "./depth";
 import { formatNumber } from "./format";

@@ -38,9 +38,9 @@ export interface Verdict {
 
 const NAMED = 2;
 const EMPTY: Readonly<Record<RunState, string>> = {
-  running: "The run is open and nothing was written so far.",
+  running: "The run is open, and nothing has been written yet.",
   closed: "The run was closed before its first step.",
-  silent: "The run was not closed, and nothing was written for longer than usual.",
+  silent: "The run was not closed, and nothing has been written for longer than usual.",
 };
 
 /** A note (severity INFO) is shown in the list, and is not a problem. */
@@ -76,7 +76,7 @@ export function verdict(
   open = 0,
   state: RunState = "closed",
 ): Verdict {
-  const unknown = state === "silent" ? `not closed: what came after step ${formatStep(last ?? 0)} is not known` : "";
+  const unknown = state === "silent" ? `not closed: steps after ${formatStep(last ?? 0)} are unknown` : "";
   const missing = lost === 0 ? "" : `, ${formatStep(lost)} ${lost === 1 ? "step" : "steps"} lost`;
   if (last === null)
     return {

@@ -40,7 +40,7 @@ export class ArchitectureView {
     this.#boxes = [];
     const [root] = partsOf(modules);
     const parts = root?.inner ?? [];
-    this.#what = `${root?.module.kind ?? ""}, ${formatCount(root?.module.parameters ?? 0)} parameters; in the order of the calls, coloured as the map`;
+    this.#what = `${root?.module.kind ?? ""}, ${formatCount(root?.module.parameters ?? 0)} parameters; in call order, colored like the map`;
     this.#body.replaceChildren(...parts.map((part) => this.#part(part, parts.length <= MOST_OPEN)));
     this.colour(this.#shade, this.#when);
     this.showPins(this.#pins);

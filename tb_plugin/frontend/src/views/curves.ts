@@ -115,7 +115,7 @@ export class Curves {
       el("label", {}, "smoothing", this.#slider, this.#output),
       this.#add,
     );
-    this.root = el("section", { class: "curves", attrs: { "aria-label": "Lines over time" } }, heading, this.#box);
+    this.root = el("section", { class: "curves", attrs: { "aria-label": "Charts over time" } }, heading, this.#box);
     setOptions(
       this.#axes,
       AXES.map(({ kind, label }) => ({ value: kind, label })),
@@ -211,7 +211,7 @@ export class Curves {
     }
     const special = [
       { value: PINS, label: "pinned layers" },
-      { value: LEFT, label: "gradient left, from the loss back" },
+      { value: LEFT, label: "gradient remaining, from the loss back" },
     ].filter(({ value }) => !wanted.includes(value));
     const rest = wanted.length < MOST_CHARTS ? [...special, ...this.#options] : [];
     setOptions(this.#add, [{ value: "", label: "+ chart" }, ...rest], "");
@@ -274,6 +274,6 @@ export class Curves {
 
 function absent(entry: CatalogEntry | undefined): string {
   return entry === undefined
-    ? "This run holds no such metric."
+    ? "This run does not have this metric."
     : `Not recorded in this run. ${entry.how}\n${entry.code}`;
 }

@@ -14,11 +14,11 @@ export function emptyState(): HTMLElement {
     { class: "card empty", attrs: { "data-part": "empty" } },
     el("h1", { text: "No GradFlow data here yet" }),
     el("p", {
-      text: "Watch a model, and this page answers: is it learning, and if not, which layer, since when, and what to do.",
+      text: "Watch a model to see here whether it is learning, and if not, which layer fails, since which step, and the fix.",
     }),
     el("pre", { class: "mono", text: SNIPPET }),
     el("p", {
-      text: "Start TensorBoard on the same folder: tensorboard --logdir runs. This page looks for new data by itself.",
+      text: "Start TensorBoard on the same folder: tensorboard --logdir runs. This page loads new data automatically.",
     }),
     copyButton(SNIPPET),
   );

@@ -19,7 +19,7 @@ export interface HeaderEvents {
 
 const MANY_RUNS = 6;
 const STATES: Readonly<Record<RunState, readonly [string, string]>> = {
-  running: ["Live", "The run goes on"],
+  running: ["Live", "The run is in progress"],
   closed: ["Finished", "The run was closed after its last step"],
   silent: [
     "Not closed",
@@ -107,7 +107,7 @@ export class Header {
   #showState(state: RunState): void {
     this.#live.dataset["state"] = state;
     setText(this.#state, STATES[state][0]);
-    this.#live.title = `${STATES[state][1]}. Pressed: this page looks for new steps every few seconds while it is visible`;
+    this.#live.title = `${STATES[state][1]}. When pressed, this page loads new steps every few seconds while it is visible`;
   }
 
   showMeta(meta: RunMeta, phase: string): void {

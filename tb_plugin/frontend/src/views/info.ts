@@ -53,12 +53,12 @@ export class MetricInfo {
 function goodLooks({ marks, scale, unit, kind }: MetricSpec): string {
   const [low, high] = marks;
   if (low !== undefined && high !== undefined)
-    return `between ${formatNumber(low)} and ${formatNumber(high)}${scale === "log" && low < 1 && high > 1 ? "; 1 keeps what passes as it is, below it is damped, above amplified" : ""}`;
+    return `between ${formatNumber(low)} and ${formatNumber(high)}${scale === "log" && low < 1 && high > 1 ? "; 1 leaves the signal unchanged, values below damp it, values above amplify it" : ""}`;
   if (low !== undefined && unit === "share" && low > 0.5) return `well below ${formatNumber(100 * low)} %`;
   if (low !== undefined) return `the order of ${formatNumber(low)}`;
   return kind === "run"
-    ? "no threshold: look at its course, and at sudden changes"
-    : "no threshold: look for layers that differ from their neighbours, and for changes over time";
+    ? "no threshold: look at the trend, and for sudden changes"
+    : "no threshold: look for layers that differ from their neighbors, and for changes over time";
 }
 
 function range({ low, high }: MetricSpec): string {

@@ -6,7 +6,7 @@ import type { MetricSpec } from "../schema";
 
 const [WIDTH, HEIGHT] = [220, 10];
 const UNREAD =
-  "A reading is shown until the next one, but for no longer than twice the distance between the readings around it";
+  "A reading is shown until the next one, but at most for twice the distance between the surrounding readings";
 const WORDS = { auto: "automatic", fixed: "fixed", robust: "1st to 99th percentile", typed: "typed" } as const;
 
 export class Legend {
@@ -16,16 +16,16 @@ export class Legend {
   readonly #middle = el("span");
   readonly #missing = el("span");
   readonly #ranges = el("select", {
-    title: "Which values the ends of the colours stand for",
-    attrs: { "aria-label": "Range of the colours", "data-part": "colours" },
+    title: "Values at the ends of the color scale",
+    attrs: { "aria-label": "Range of the color scale", "data-part": "colours" },
   });
   readonly #from = el("input", {
     class: "end",
-    attrs: { "aria-label": "Low end of the colours", inputmode: "decimal", "data-part": "colour-low" },
+    attrs: { "aria-label": "Low end of the color scale", inputmode: "decimal", "data-part": "colour-low" },
   });
   readonly #to = el("input", {
     class: "end",
-    attrs: { "aria-label": "High end of the colours", inputmode: "decimal", "data-part": "colour-high" },
+    attrs: { "aria-label": "High end of the color scale", inputmode: "decimal", "data-part": "colour-high" },
   });
   readonly #typed = el("span", { class: "ends" }, this.#from, "\u2013", this.#to);
   readonly root: HTMLElement;

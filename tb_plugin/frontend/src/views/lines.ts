@@ -361,7 +361,7 @@ function rows({ series, other }: LineContent): readonly (readonly CsvCell[])[] {
 
 function hint({ series, spec, other }: LineContent, weight: number, kind: "run" | "pins"): string {
   const unit = unitText(spec.unit) === "" ? "" : `in ${unitText(spec.unit)}`;
-  const band = series.most > 1 ? `mean of ${formatStep(series.width)} steps, band from least to greatest` : "";
+  const band = series.most > 1 ? `mean of ${formatStep(series.width)} steps, band from minimum to maximum` : "";
   const both = kind === "pins" && other !== null ? "dashed: the other run" : "";
   return [unit, band, weight > 0 ? `smoothed by ${weight}` : "", both].filter(Boolean).join("; ");
 }

@@ -7,12 +7,12 @@ import type { Series } from "../model/series";
 const [LEAST_WIDTH, HEIGHT, TOP, BOTTOM, LEFT, RIGHT, LETTERS] = [240, 210, 10, 26, 58, 14, 22];
 
 export class LosingCard {
-  readonly #title = el("h2", { text: "Gradient left, from the loss back" });
+  readonly #title = el("h2", { text: "Gradient remaining, from the loss back" });
   readonly #keys = el("div", { class: "keys", attrs: { "data-part": "losing-note" } });
   readonly #chart = el("div", { class: "chart", attrs: { "data-part": "losing-chart" } });
   readonly root = el(
     "section",
-    { class: "card line losing", attrs: { "data-part": "losing", "aria-label": "Gradient left by depth" } },
+    { class: "card line losing", attrs: { "data-part": "losing", "aria-label": "Gradient remaining by depth" } },
     el("div", { class: "bar" }, this.#title),
     this.#chart,
     this.#keys,
@@ -88,7 +88,7 @@ export class LosingCard {
               svg(
                 "title",
                 {},
-                `${name}: ${value !== null ? formatNumber(value) : isBorder(left, i) ? "another chain begins" : "nothing arrived"}`,
+                `${name}: ${value !== null ? formatNumber(value) : isBorder(left, i) ? "start of another chain" : "nothing arrived"}`,
               ),
             )
           : svg(
@@ -106,7 +106,7 @@ export class LosingCard {
       {
         viewBox: `0 0 ${width} ${HEIGHT}`,
         role: "img",
-        "aria-label": `Gradient left by depth; ${runs.map((run) => said(run, single)).join("; ")}`,
+        "aria-label": `Gradient remaining by depth; ${runs.map((run) => said(run, single)).join("; ")}`,
       },
       ...(arrived ? ticks.flat() : []),
       ...faint.map((line) => svg("path", { class: "faint", d: path(line) })),
@@ -119,7 +119,7 @@ export class LosingCard {
       picture,
       ...(arrived
         ? []
-        : [el("p", { text: gone ? "No gradient arrived behind the last block." : "The gradient is NaN or Inf." })]),
+        : [el("p", { text: gone ? "No gradient arrived at the last block." : "The gradient is NaN or Inf." })]),
     );
     const more = faint.length > 1 ? "; faint: other steps of the run" : "";
     this.#keys.replaceChildren(

@@ -23,17 +23,17 @@ export class MapBar {
   readonly #metrics = el("select", { attrs: { "aria-label": "Metric on the map", "data-part": "metric" } });
   readonly #modes = el("select", { attrs: { "aria-label": "How to compare", "data-part": "mode" } });
   readonly #reducers = el("select", {
-    title: "What a column shows that stands for several steps",
-    attrs: { "aria-label": "What a column of several steps shows", "data-part": "reduce" },
+    title: "Value shown for a column of several steps",
+    attrs: { "aria-label": "Value shown for a column of several steps", "data-part": "reduce" },
   });
   readonly #levels = el("select", {
-    title: "How many rows the layers are folded to",
+    title: "Number of rows to fold the layers to",
     attrs: { "aria-label": "Fold the layers", "data-part": "fold" },
   });
   readonly #tall = el("button", {
     class: "btn toggle",
     text: "Tall",
-    title: "Use the height of the window",
+    title: "Use the full window height",
     attrs: { type: "button", "data-part": "tall" },
   });
   readonly #formula = el("span", { class: "formula mono" });
@@ -105,7 +105,7 @@ export class MapBar {
     setOptions(
       this.#modes,
       [
-        { value: "beside", label: "beside each other" },
+        { value: "beside", label: "side by side" },
         { value: "difference", label: "difference" },
       ],
       mode ?? "beside",

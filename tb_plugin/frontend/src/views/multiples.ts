@@ -20,7 +20,7 @@ export class Multiples {
   readonly #difference = el("button", {
     class: "btn toggle",
     text: "difference",
-    title: "Show each run measured by the one to compare with",
+    title: "Show each run relative to the reference run",
     attrs: { type: "button", "aria-pressed": "false", "data-part": "multiples-difference" },
   });
   readonly #note = el("span", { class: "note", attrs: { "data-part": "multiples-note" } });
@@ -105,7 +105,7 @@ export class Multiples {
     setText(
       this.#note,
       this.#shown.length === 0
-        ? "none of these runs holds it"
+        ? "none of these runs has this metric"
         : `${what}; steps ${formatStep(this.#axes.steps[0])} to ${formatStep(this.#axes.steps[1])}, ${threeDigits(this.#axes.low)} to ${threeDigits(this.#axes.high)}`,
     );
     const behind = reference === null || apart ? "" : pathOf(reference, this.#axes, ratio, WIDTH, HEIGHT);

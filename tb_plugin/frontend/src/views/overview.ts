@@ -27,7 +27,7 @@ export interface OverviewEvents {
 const [SPARK_WIDTH, SPARK_HEIGHT, LINE] = [110, 22, 32];
 const MEANT: Readonly<Record<string, string>> = {
   first: "Median of the first five finite losses",
-  last: "Median of the last five finite losses; NaN or Inf where the last one is",
+  last: "Median of the last five finite losses; NaN or Inf if the last one is",
 };
 
 export class OverviewTable {
@@ -108,9 +108,9 @@ export class OverviewTable {
         ? `${formatStep(this.#shown.length)} of ${formatStep(runs.length)} runs`
         : `${formatStep(runs.length)} runs`,
     ];
-    if (total > runs.length) parts.push(`the last written of ${formatStep(total)}`);
+    if (total > runs.length) parts.push(`the most recent of ${formatStep(total)}`);
     if (this.#overview.pending) parts.push(`reading ${formatStep(this.#overview.pending)} of them`);
-    if (damaged > 0) parts.push(`${formatStep(damaged)} damaged records left out`);
+    if (damaged > 0) parts.push(`${formatStep(damaged)} damaged records skipped`);
     setText(this.#note, parts.join("; "));
     this.#drawHeads();
     this.#window.show(this.#shown);
@@ -217,7 +217,7 @@ function soundness({ last, state }: OverviewRun): HTMLElement {
   if (last === null)
     return el("span", { class: "more", text: state === "running" ? "no steps yet" : "no step recorded" });
   if (state !== "silent") return el("span", { class: "ok", text: "Healthy" });
-  const title = `Not closed: what came after step ${formatStep(last)} is not known`;
+  const title = `Not closed: steps after ${formatStep(last)} are unknown`;
   return el("span", { class: "off", text: "not closed", title });
 }
 

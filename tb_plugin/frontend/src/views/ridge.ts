@@ -35,7 +35,7 @@ export class RidgeView {
     name: () => fileName(this.#shown?.metric ?? "", this.#shown?.site ?? ""),
   });
   readonly #form = el("select", {
-    title: "Ridges or a heat map of one parameter, or small heat maps of all",
+    title: "Ridge plot or heat map of one parameter, or small heat maps of all parameters",
     attrs: { "aria-label": "How histograms are drawn", "data-part": "histogram-form" },
   });
   readonly #spread = new Spread((site) => {

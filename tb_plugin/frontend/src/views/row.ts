@@ -42,21 +42,21 @@ export class TableRow {
         this.#verdict,
         "off",
         beyond(column, cells[column.key]?.value ?? NaN),
-        `${column.title} is ${column.marks.length === 0 ? "no number" : `outside ${column.marks.join(" to ")}`}; no rule has called it an issue`,
+        `${column.title} is ${column.marks.length === 0 ? "no number" : `outside ${column.marks.join(" to ")}`}; no rule reports an issue`,
       );
     else if (arrives !== null)
       set(
         this.#verdict,
         "off",
         `\u00d7${threeDigits(arrives)} arrives`,
-        "So much of the gradient at the last block arrives here: less than the threshold of the open issue, or than at a layer that it names",
+        "Fraction of the last block's gradient that arrives here; it is below the threshold of the open issue, or below that at a layer the issue names",
       );
     else
       set(
         this.#verdict,
         off === null ? "unjudged" : "ok",
         verdictOf(row),
-        off === null ? "Nothing here has a threshold" : "Every number lies within its thresholds",
+        off === null ? "No metric in this row has a threshold" : "All values are within their thresholds",
       );
     if (this.#cells.length !== columns.length) {
       for (const cell of this.#cells) cell.remove();

@@ -64,6 +64,6 @@ export class MetricSearch {
       });
       return el("section", {}, el("h3", { text: topic }), el("ul", {}, ...items));
     });
-    this.#list.replaceChildren(...(parts.length === 0 ? [el("p", { text: "No metric of that name." })] : parts));
+    this.#list.replaceChildren(...(parts.length === 0 ? [el("p", { text: "No metric with this name." })] : parts));
   }
 }

@@ -1,4 +1,4 @@
-// How every parameter is distributed over time: small heat maps beside each other, values upwards, steps to the right.
+// How every parameter is distributed over time: small heat maps side by side, values upwards, steps to the right.
 import { el, keepChildren, setText } from "../dom";
 import { formatNumber, formatStep } from "../model/format";
 import { heatPixels, type Histogram, type SiteHistograms } from "../model/ridge";

@@ -25,7 +25,7 @@ export function tipOf(
       ? missingText(spec.name)
       : `${formatNumber(cell.value)} ${unit}`.trim();
   const site = absent ? row.key : (series.sites[cell.site] ?? series.sites[row?.from ?? 0] ?? "");
-  const most = among > 1 ? [`furthest out of ${among} rows here`] : [];
+  const most = among > 1 ? [`most extreme of ${among} rows here`] : [];
   const lines = [
     `${spec.title}, ${none && !absent ? "last read at " : ""}step ${stepsOf(series, cell.column)}`,
     formatTime(series.wall[cell.column] ?? 0),

@@ -80,7 +80,7 @@ export class VerdictView {
     const said = verdict(issues, last, lost, open, state);
     setText(this.#courseTitle, loss ? "loss" : "");
     setText(this.#courseText, loss ? `${threeDigits(loss.first)} \u2192 ${threeDigits(loss.last)}` : "");
-    this.#learning.title = loss ? "Medians of the first and of the last five losses" : "";
+    this.#learning.title = loss ? "Medians of the first five and the last five losses" : "";
     this.#first = loss?.first ?? null;
     this.#banner.className = `card verdict tone-${said.tone}`;
     setText(this.#mark, MARKS[said.tone]);
@@ -129,7 +129,7 @@ export class VerdictView {
       this.#banner.className = "card verdict tone-bad";
       setText(this.#mark, MARKS.bad);
       setText(this.#headline, `The loss is ${formatNumber(last)}`);
-      setText(this.#detail, "No rule has called it an issue.");
+      setText(this.#detail, "No rule reports an issue.");
     }
     setText(this.#courseTitle, "loss");
     setText(
