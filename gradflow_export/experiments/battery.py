@@ -224,9 +224,9 @@ class Battery:
         if not verdict.cures or not all(map(max, tuned, hasten)) or not (later := _later(verdict)):
             return False
         assert verdict.baseline is not None
-        asked = deque(Request(names, 0, later) for names in ((), (self._placebo,)) if "" not in names)
+        asked = deque(Request(names, 0, later) for names in ((), (verdict.baseline.placebo,)) if "" not in names)
         done = {request.names: result.effect for request, result in self._laboratory.run(asked)}
-        blind = done.get((self._placebo,), math.inf)
+        blind = done.get((verdict.baseline.placebo,), math.inf)
         if () not in done or done[()] >= min(LEARNED * verdict.baseline.first[0], FROM_INPUTS * blind):
             return False
         verdict.baseline = replace(verdict.baseline, moves=f"it begins to learn within {later} steps")
@@ -268,7 +268,7 @@ class Battery:
         verdict = self.verdict
         baseline = verdict.baseline
         assert baseline is not None
-        placebo = self._placebo
+        placebo = baseline.placebo
         tried: dict[tuple[str, ...], Trial] = {}
         for request, result in self._runs([((*names, WATCH) if self._fixed(names) else names, 0) for names in wanted]):
             names, failed = tuple(name for name in request.names if name not in {WATCH, placebo}), result.error
@@ -286,7 +286,7 @@ class Battery:
             tried[names] = trial
             verdict.trials = [each for each in verdict.trials if each.names != names] + [trial]
             if not seed:
-                self._confirm(request, trial)
+                self._queue.extend(confirmations(verdict, request, trial))
             if placebo in request.names:
                 self._tell(f"{' + '.join(names)}: {number(effect)} with placebo inputs")
             elif trial.acted:
@@ -304,29 +304,6 @@ class Battery:
             ranks = {trial.names: self._rank(trial.names) for trial in rescued}
             nearest = [trial for trial in rescued if ranks[trial.names] == min(ranks.values())]
             verdict.cures = nearest[:1] if verdict.refused else best(nearest)
-
-    def _confirm(self, request: Request, trial: Trial) -> None:
-        """Ask for two more seeds where the first one promises something; of a blind script for placebos before that.
-
-        A loss that falls further and is as low with inputs that mean nothing is no cure of one that did so.
-        """
-        verdict, placebo = self.verdict, self._placebo
-        if not trial.promises(None if verdict.refused else verdict.baseline):
-            return
-        if placebo and not trial.gone.get(0) and not trial.informed(0):
-            asked = [] if placebo in request.names else [((*trial.names, placebo), 0)]
-        else:
-            # The last one shows what else is gone with it.
-            plain = request.names if trial.gone else trial.names
-            asked = [*((plain, seed) for seed in range(1, SEEDS - 1)), ((*trial.names, WATCH), SEEDS - 1)]
-            asked += [((*trial.names, placebo), seed) for seed in range(1, SEEDS) if placebo]
-        self._queue.extend(Request(names, seed, verdict.steps) for names, seed in asked)
-
-    @property
-    def _placebo(self) -> str:
-        """That with which a blind script's loss is the lowest; empty of any other script."""
-        baseline = self.verdict.baseline
-        return min(baseline.placebos, key=baseline.placebos.__getitem__) if baseline and baseline.blind else ""
 
     def _fixed(self, names: Sequence[str]) -> frozenset[IssueType]:
         """Return what structure proves and these treatments are the fix of.
@@ -362,6 +339,24 @@ class Battery:
             if self._laboratory.cpu > self._budget:
                 self.verdict.cut = bool(self._queue) or self.verdict.cut
                 self._queue.clear()
+
+
+def confirmations(verdict: Verdict, request: Request, trial: Trial) -> list[Request]:
+    """Return runs of two more seeds where the first one promises something; of a blind script for placebos before that.
+
+    A loss that falls further and is as low with inputs that mean nothing is no cure of one that did so.
+    """
+    placebo = verdict.baseline.placebo if verdict.baseline else ""
+    if not trial.promises(None if verdict.refused else verdict.baseline):
+        return []
+    if placebo and not trial.gone.get(0) and not trial.informed(0):
+        asked = [] if placebo in request.names else [((*trial.names, placebo), 0)]
+    else:
+        # The last one shows what else is gone with it.
+        plain = request.names if trial.gone else trial.names
+        asked = [*((plain, seed) for seed in range(1, SEEDS - 1)), ((*trial.names, WATCH), SEEDS - 1)]
+        asked += [((*trial.names, placebo), seed) for seed in range(1, SEEDS) if placebo]
+    return [Request(names, seed, verdict.steps) for names, seed in asked]
 
 
 def _tunes(names: Sequence[str]) -> bool:

@@ -112,6 +112,11 @@ class Baseline:
         return self.progress <= LEARNED and against is not None and against >= FROM_INPUTS
 
     @property
+    def placebo(self) -> str:
+        """The placebo with the lowest loss, of a script whose loss falls as far with it; empty of any other script."""
+        return min(self.placebos, key=self.placebos.__getitem__) if self.blind else ""
+
+    @property
     def ill(self) -> bool:
         """Whether the program does not learn: a licence to treat, no alarm."""
         return bool(self.complaint)
