@@ -38,9 +38,10 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # One stamp per set of extras: nothing is installed twice until pyproject.toml or constraints.txt changes.
+# `dev` holds `test`, which holds `demo`.
 $(VENV)/.stamp-%: pyproject.toml constraints.txt $(wildcard gradflow_export/native/*.[ch]) | $(BIN)/python
 	$(PIP) -e '.[$*]'
-	@touch $@
+	@touch $@ $(if $(filter dev,$*),$(VENV)/.stamp-test) $(if $(filter dev test,$*),$(VENV)/.stamp-demo)
 
 demo: $(VENV)/.stamp-demo
 	$(BIN)/gradflow demo --logdir runs/demo --tour

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from gradflow_export import config, exporter
+from gradflow_export.engine import backlog
 from gradflow_export.engine import exporter_report as reports
 
 # Small models wait for each other's threads where other work shares the cores; bits do not depend on the machine either.
@@ -23,8 +24,9 @@ settings.register_profile(
 )
 settings.load_profile("same")
 
-# How long the end of a run waits for its worker: on a slow machine with other work a test's steps may take long.
+# How long the end of a run, and training, wait for the worker: on a slow machine with other work that may take long.
 exporter.CLOSE_SECONDS = reports.CLOSE_SECONDS = 100.0
+backlog.ROOM_SECONDS = backlog.JUDGE_SECONDS = 30.0
 
 # What a run reads depends on no clock, unless a test is about the budget.
 config.AUTOMATIC = None, 0.0
@@ -64,9 +66,16 @@ def pytest_configure(config):
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
-def pytest_runtest_teardown(item):
-    """Keep the margins of what the test judged."""
+def pytest_runtest_teardown(item, nextitem):
+    """Keep the margins of what the test judged.
+
+    Where a file ends, what its tests imported is passed over from then on: each exporter looks for its hooks among all
+    objects there are, and collections do.
+    """
     yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
     margins = item.config.stash[_MARGINS]
     if margins is not None:
         lines = list(margins.close())

@@ -21,7 +21,7 @@ from playwright.sync_api import expect, sync_playwright
 from tensorboard_plugin_gradflow import data, standalone
 
 # How long anything may take on a slow machine with other work; what waits, waits for a condition and goes on at once.
-PATIENCE = 60
+PATIENCE = 300
 FLAGS = (
     "--no-sandbox",
     "--disable-gpu",

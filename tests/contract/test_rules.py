@@ -159,13 +159,13 @@ def test_every_issue_is_complete(name):
 
 @EACH
 def test_memory_is_bounded(rule):
-    """After thousands of records the judge holds no more than after hundreds."""
+    """After eight hundred records the judge holds no more than after four hundred."""
 
     def size(judge):
         return len(pickle.dumps((judge._history._runs, judge._history._sites, judge._watches, judge._open)))
 
     judge, sizes = Judge([rule], strict=True, keep=10), []
-    for index, record in enumerate(wild(rule, 1500, 3)):
+    for index, record in enumerate(wild(rule, 800, 3)):
         judge.check(record)
         if index in {400, 799}:
             sizes.append(size(judge))

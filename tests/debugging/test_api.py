@@ -227,7 +227,7 @@ def test_two_hundred_requests_while_training_see_whole_summaries(debuggers):
 
     def ask(address, number):
         path = "/metrics" if number % 10 == 9 else f"/training-logs/debug{'/training' * (number % 2)}/summary"
-        with urllib.request.urlopen(address + path, timeout=60) as answer:
+        with urllib.request.urlopen(address + path, timeout=800) as answer:
             return number, answer.status, answer.read()
 
     with serving(create_app(*debuggers, token=TOKEN), port=0) as address, ThreadPoolExecutor(200) as pool:

@@ -131,7 +131,7 @@ def test_the_loop_goes_on_while_a_check_is_slow(logger, monkeypatch):
 
     def slow(info):
         threads.append(threading.current_thread())
-        assert done.wait(60)
+        assert done.wait(100)
         return note(info)
 
     monkeypatch.setattr(logger.debugger, "note_tensor", slow)
@@ -247,7 +247,7 @@ class Sink(logging.Handler):
     def emit(self, record):
         self.reached.set()
         if self.gate is not None:
-            self.gate.wait(60)
+            self.gate.wait(100)
         self.threads.add(threading.current_thread().name)
         self.lines.append(record.getMessage().rpartition(": ")[2])
 
@@ -267,7 +267,7 @@ def test_a_slow_sink_does_not_hold_an_awaited_check(caplog):
         logger.start_training()
         for number in range(40):
             logger.log_info(str(number))
-        assert sink.reached.wait(60)
+        assert sink.reached.wait(100)
         assert asyncio.run(logger.check_tensor_anomalies_async(torch.ones(3)))["mean_value"] == 1.0
         assert asyncio.run(logger.check_gradient_anomalies_async(with_gradients(math.nan)))["has_anomaly"]
         assert not sink.lines
@@ -284,7 +284,7 @@ def test_lines_that_a_slow_sink_cannot_take_are_counted_and_said(caplog):
     gate = threading.Event()
     with Sink(gate) as sink, AsyncTrainingLogger(user_id=1, model_name="net", most_waiting=10) as logger:
         logger.log_info("first")
-        assert sink.reached.wait(60)
+        assert sink.reached.wait(100)
         for number in range(60):
             logger.log_info(str(number))
         log = logger.get_training_summary()["log"]
@@ -307,7 +307,7 @@ def test_a_sink_that_hangs_does_not_keep_the_run_from_ending(monkeypatch):
         lines = LogLines(logging.getLogger("gradflow_export"), drain=0.05)
         for number in range(5):
             lines.put(logging.ERROR, "line: %d", number)
-        assert sink.reached.wait(60)
+        assert sink.reached.wait(100)
         lines.close()
         assert not sink.lines
         assert lines.counts()["waiting"] == 4

@@ -19,12 +19,14 @@ TOGETHER = (
 
 def start(folder, names, count=2):
     """Run scenarios in some processes; return what each pickled, by scenario and rank."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        store = f"127.0.0.1:{found.getsockname()[1]}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GRADFLOW_VERBOSE": "0"}
-    words = [sys.executable, str(JOB), str(count), store, str(folder), *names]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    # Nobody else gets a port that is bound, and the store, which reuses addresses, may listen there meanwhile.
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        store = f"127.0.0.1:{held.getsockname()[1]}"
+        words = [sys.executable, str(JOB), str(count), store, str(folder), *names]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
     return {
         name: {

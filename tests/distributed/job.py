@@ -199,7 +199,7 @@ def stop(rank, folder, leaver):
     x, y = data()
     for step in range(20):
         if rank == leaver and step == 4:
-            exporter._worker.drain(10)
+            exporter._worker.drain(100)
             Path(folder, "left").touch()
             os._exit(0)
         if rank != leaver and step == 4:

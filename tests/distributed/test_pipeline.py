@@ -56,7 +56,7 @@ def train(folder, order):
         subprocess.Popen([*command, str(rank), order], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         for rank in range(2)
     ]
-    said = [process.communicate(timeout=200)[1] for process in ranks]
+    said = [process.communicate(timeout=800)[1] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0], said
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 

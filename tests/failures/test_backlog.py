@@ -31,7 +31,7 @@ class Slow:
         """Wait."""
         self.entered.set()
         if self.seconds is None:
-            assert self.go.wait(60)
+            assert self.go.wait(100)
         else:
             time.sleep(self.seconds)
         self.steps.append(record.step)
@@ -75,7 +75,7 @@ def test_what_waits_is_bounded_and_nothing_that_was_read_is_dropped(loop, monkey
     slow, memory = Slow(), MemoryWriter()
     exporter = Exporter(loop.model, backends=[memory, slow]).watch()
     loop.train(2)
-    assert slow.entered.wait(30)
+    assert slow.entered.wait(100)
     loop.train(30)
     assert len(exporter._worker.backlog) <= 8
     assert exporter._worker.backlog.delayed <= 2
@@ -102,7 +102,7 @@ def test_records_are_not_kept_back_however_many_steps_wait(loop, monkeypatch):
     monkeypatch.setattr(backlog, "DEFERRED_SECONDS", 0.0)
     held, waiting, memory = threading.Event(), [], MemoryWriter()
     exporter = Exporter(loop.model, backends=[memory], budget=None)
-    exporter.register_analyzer("held", lambda _record: held.wait(60) and None)
+    exporter.register_analyzer("held", lambda _record: held.wait(100) and None)
     write = memory.write
     monkeypatch.setattr(memory, "write", lambda r: (waiting.append(len(exporter._worker.backlog.queue)), write(r)))
     exporter.watch()
@@ -137,7 +137,7 @@ def test_a_worker_that_stands_still_is_given_up_and_said(loop, monkeypatch, hurr
     assert exporter.summary()["lost"]["dropped"] == {"closed before they were written": 10}
     assert "10 steps were lost (closed before they were written)" in exporter.report().splitlines()[1]
     slow.go.set()
-    exporter._worker._thread.join(30)
+    exporter._worker._thread.join(100)
     assert slow.steps == list(range(1, 11))
     assert exporter.summary()["dropped"] == 0
 

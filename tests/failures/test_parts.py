@@ -52,7 +52,7 @@ def test_a_writer_that_raises_is_set_aside(method, loop, said, tmp_path, monkeyp
     loop.train(5)
     exporter.summary()
     if method == "flush":
-        until = time.monotonic() + 20
+        until = time.monotonic() + 100
         while "flush" not in broken.calls and time.monotonic() < until:
             time.sleep(0.01)
     exporter.close()
@@ -211,7 +211,7 @@ def test_a_model_collected_by_the_worker_thread(loop):
     loop.train(3)
     exporter._loop.finish()
     del loop.model, loop.optimizer
-    exporter._worker._thread.join(30)
+    exporter._worker._thread.join(100)
     gc.collect()
     assert not exporter._worker._thread.is_alive()
     assert [r.step for r in memory.records] == [1, 2, 3]

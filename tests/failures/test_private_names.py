@@ -10,6 +10,7 @@ from gradflow_export.hooks import torch_private
 WITHOUT = """
 import os, sys, traceback, warnings
 import torch
+import torch._dynamo  # as the first optimizer does: once for all children
 from torch import nn
 torch.set_num_threads(1)
 

@@ -35,7 +35,7 @@ class Net(nn.Module):
     def __init__(self, *, reentrant=None):
         super().__init__()
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList(Block(8) for _ in range(3))
+        self.blocks = nn.ModuleList(Block(8) for _ in range(2))
         self.head = nn.Linear(8, 3)
         self.reentrant = reentrant
 
@@ -51,7 +51,7 @@ class Tiny(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3))
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2))
 
     def forward(self, x):
         for block in self.blocks:
@@ -280,7 +280,7 @@ def test_compiled_blocks_in_an_eager_model(watching, recorded, eager):
     """Blocks that are compiled one by one are read inside, and what is around them outside."""
     wanted = eager(Net())
     model = Net()
-    for block in itertools.islice(model.blocks, 2):
+    for block in itertools.islice(model.blocks, 1):
         block.compile(backend="aot_eager", fullgraph=True)
     exporter = watching(model)
     train(model, model)
@@ -337,7 +337,7 @@ class InPlace(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList(Tuple() for _ in range(3))
+        self.blocks = nn.ModuleList(Tuple() for _ in range(2))
         self.act = nn.ReLU(inplace=True)
         self.head = nn.Linear(8, 3)
 

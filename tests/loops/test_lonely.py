@@ -54,10 +54,10 @@ def test_passes_within_a_step_are_not_lonely(kind, caplog):
         return loss
 
     with caplog.at_level(logging.WARNING), Exporter(model, backends=[writer], strict=True).watch() as exporter:
-        for _ in range(3):
+        for _ in range(2):
             optimizer.step(closure)
     assert not [record for record in caplog.records if "no optimizer step" in record.getMessage()]
-    assert [record.step for record in writer.records] == [1, 2, 3]
+    assert [record.step for record in writer.records] == [1, 2]
     assert not [issue for issue in exporter.issues if "step" in issue.message and issue.issue_type == "NOT_TRAINING"]
 
 

@@ -150,5 +150,5 @@ def test_the_command_serves_on_loopback_without_torch_until_it_is_stopped(tmp_pa
         with urllib.request.urlopen(f"{address}runs") as answer:
             assert json.load(answer)["runs"][0]["run"] == "a"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=800)
     assert (process.returncode, out, err) == (0, "", "")

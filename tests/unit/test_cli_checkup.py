@@ -78,12 +78,13 @@ def test_a_sound_script_passes_and_is_stopped(script, capsys):
     assert before == (sys.argv, sys.path)
 
 
-def test_findings_name_layer_line_and_way_out(script, capsys):
+def test_findings_name_layer_line_and_way_out(script, capsys, monkeypatch):
     """Layers in a plain list are told of with the line of the step, and a grave finding is the exit status."""
     assert main(["doctor", "--no-try", str(script), "list", "--steps", "15"]) == 1
     text = capsys.readouterr().out
     assert "[HIGH] NOT_TRAINING in extra[0].weight (+1 more) since step 1" in text
     assert "nn.ModuleList" in text
+    monkeypatch.setattr(script_runner, "MOST", 80)
     assert main(["doctor", "--no-try", "--format", "json", str(script), "still"]) == 1
     printed = capsys.readouterr()
     told = json.loads(printed.out)
@@ -111,7 +112,24 @@ def test_a_script_of_fast_steps_is_watched_longer(script, capsys, monkeypatch, s
 def test_sarif_has_what_its_schema_requires(script, tmp_path, capsys):
     """Version, tool, rules by index, message, location with file and line, and nothing that is null."""
     target = tmp_path / "found.sarif"
-    assert main(["doctor", "--no-try", str(script), "--format", "sarif", "--output", str(target), "--", "list"]) == 1
+    assert (
+        main(
+            [
+                "doctor",
+                "--no-try",
+                str(script),
+                "--steps",
+                "15",
+                "--format",
+                "sarif",
+                "--output",
+                str(target),
+                "--",
+                "list",
+            ]
+        )
+        == 1
+    )
     assert capsys.readouterr().out == ""
     text = target.read_text(encoding="utf-8")
     log = json.loads(text)

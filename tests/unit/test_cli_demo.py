@@ -55,13 +55,13 @@ def test_nothing_bad_is_said_of_healthy_programs(tmp_path, capsys):
 @pytest.mark.parametrize("fault", sorted(KINDS))
 def test_a_fault_is_named_with_its_layer_step_and_advice(tmp_path, capsys, program, fault):
     """The sick layer is named, from the step the fault began, with what to do; and that is what is stored."""
-    out = demo(capsys, tmp_path, "--fault", fault, "--program", program, "--steps", "60")
+    out = demo(capsys, tmp_path, "--fault", fault, "--program", program, "--steps", "30")
     (*_, summary) = [summarise(read_run(path)) for path in sorted(tmp_path.iterdir())]
     found = [issue for issue in summary.issues if issue.issue_type is KINDS[fault]]
     named = [issue for issue in found if issue.layer.startswith(SICK[fault])]
     assert named, out
     assert named[0].severity >= Severity.MEDIUM
-    assert named[0].step == NAN_STEP if fault == "nan" else named[0].step <= 60
+    assert named[0].step == NAN_STEP if fault == "nan" else named[0].step <= 30
     assert f"{KINDS[fault]} in " in out
     assert f"since step {named[0].step}" in out
     cause = next((issue for issue in summary.issues if issue.key == named[0].explained_by), named[0])

@@ -228,16 +228,23 @@ BROKEN_LATER = {
 }
 
 
+@pytest.fixture(scope="module")
+def undisturbed():
+    """Weights and records of a run without any extension."""
+    plain = MemoryWriter()
+    return train(backends=[plain]).weights, plain.records
+
+
 @pytest.mark.parametrize("how", BROKEN_LATER)
-def test_an_instrument_that_fails_is_disabled_with_one_line(site, caplog, how):
+def test_an_instrument_that_fails_is_disabled_with_one_line(undisturbed, site, caplog, how):
     """Whatever it raises and wherever, training has the same bits and every other reading is there."""
     source, reason = BROKEN_LATER[how]
-    plain, memory = MemoryWriter(), MemoryWriter()
-    weights = train(backends=[plain]).weights
+    weights, records = undisturbed
+    memory = MemoryWriter()
     package(site, "broken", "instruments", source)
     exporter = train(backends=[memory])
     assert all(torch.equal(a, b) for a, b in zip(weights, exporter.weights, strict=True))
-    for one, other in zip(plain.records, memory.records, strict=True):
+    for one, other in zip(records, memory.records, strict=True):
         assert {r.metric for r in one.readings} <= {r.metric for r in other.readings}
     (line,) = warnings_of(caplog)
     assert "instrument 'broken' of broken 2.0" in line

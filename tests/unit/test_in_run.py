@@ -156,7 +156,7 @@ def test_the_process_that_tries_has_no_file_of_the_run_and_is_the_only_one(monke
 
     def wait(self, asked, child, reader):
         process = psutil.Process(child)
-        limit = time.monotonic() + 30
+        limit = time.monotonic() + 100
         while process.num_fds() > 6 and time.monotonic() < limit:
             time.sleep(0.01)
         states.append((process.nice() - psutil.Process().nice(), process.open_files(), child))

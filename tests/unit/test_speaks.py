@@ -51,7 +51,7 @@ def run(folder: Path, script: str, **environment: str) -> tuple[str, list[str], 
     (folder / "train.py").write_text(script)
     env = {key: value for key, value in os.environ.items() if key != "GRADFLOW_VERBOSE"} | environment
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=200
+        [sys.executable, "train.py"], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=800
     )
     return done.stdout, [line for line in done.stderr.splitlines() if "gradflow: " in line], done.returncode
 
@@ -207,7 +207,7 @@ def test_a_bar_of_rich_is_not_torn(bare_logging, monkeypatch):
 def test_tqdm_is_not_loaded_for_it():
     """A program without progress bars does not get the library."""
     script = "from gradflow_export.writers.terminal import say; import sys; say('x'); assert 'tqdm' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=100)
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=800)
 
 
 def issue(kind, step, healed=None, severity=Severity.HIGH, layer="fc"):

@@ -46,7 +46,7 @@ def test_another_thread_may_end_it_in_the_middle_of_a_step(optimizer):
 
     def wait(*_):
         reached.set()
-        ended.wait(10)
+        ended.wait(100)
 
     handle = optimizer.register_step_pre_hook(wait)
     late = listen(lambda *_: None)
@@ -60,11 +60,11 @@ def test_another_thread_may_end_it_in_the_middle_of_a_step(optimizer):
 
     thread = threading.Thread(target=train)
     thread.start()
-    assert reached.wait(10)
+    assert reached.wait(100)
     end()
     late()
     ended.set()
-    thread.join(10)
+    thread.join(100)
     handle.remove()
     assert errors == []
     listen()()

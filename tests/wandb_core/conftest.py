@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -40,18 +41,21 @@ def beside(name):
     return module
 
 
-def free_port():
-    """Return a port of the loopback that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as made:
-        return made.getsockname()[1]
+@contextlib.contextmanager
+def held_port():
+    """Yield a port of the loopback where only a server of ours, which reuses addresses, listens as long as this lasts."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
-def only_here(folder):
+def only_here(folder, port):
     """Return the environment that keeps wandb in a folder, and has it ask a port that is closed but for `port`."""
     places = {f"WANDB_{name}_DIR": str(folder / name.lower()) for name in ("DATA", "CACHE", "CONFIG")}
     return {
         "WANDB_MODE": "offline", "WANDB_DIR": str(folder), "WANDB_SILENT": "true", "WANDB_CONSOLE": "off",
-        "WANDB_BASE_URL": f"http://127.0.0.1:{free_port()}", "WANDB_ERROR_REPORTING": "false", "NO_PROXY": "127.0.0.1",
+        "WANDB_BASE_URL": f"http://127.0.0.1:{port}", "WANDB_ERROR_REPORTING": "false", "NO_PROXY": "127.0.0.1",
         "WANDB__DISABLE_STATS": "true", "WANDB_X_DISABLE_STATS": "true", "WANDB_X_DISABLE_META": "true",
         "WANDB_X_SERVICE_WAIT": "120", **places,
     }  # fmt: skip
@@ -68,10 +72,10 @@ PATIENT = {
 def place(tmp_path_factory):
     """A folder that wandb keeps to, and one wandb-core for all runs of a module."""
     folder = tmp_path_factory.mktemp("wandb_core")
-    with pytest.MonkeyPatch.context() as patch:
+    with held_port() as held, pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("WANDB")]:
             patch.delenv(name)
-        for name, value in only_here(folder).items():
+        for name, value in only_here(folder, held).items():
             patch.setenv(name, value)
         for name, seconds in PATIENT.items():
             patch.setattr(f"gradflow_export.writers.{name}", seconds)

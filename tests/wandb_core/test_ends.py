@@ -79,7 +79,7 @@ def processes(beside_server, place):
 def test_a_process_ends_whatever_the_server_does(processes, offline):
     """``close`` comes back and the process ends without an error; the user's rows are on disk, each once."""
     for how, server, script, folder in processes:
-        printed, errors = script.communicate(timeout=250)
+        printed, errors = script.communicate(timeout=800)
         assert (how, printed, script.returncode) == (how, "closed\n", 0), errors
         assert "Traceback" not in errors
         rows = [row["mine"] for row in offline.read_log(folder).history]

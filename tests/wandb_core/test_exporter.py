@@ -238,7 +238,7 @@ print(run.dir, flush=True)
         for how, end in ENDS.items()
     }
     for how, script in scripts.items():
-        printed, errors = script.communicate(timeout=250)
+        printed, errors = script.communicate(timeout=800)
         log = offline.wait_for_log(Path(printed.strip()).parent)
         assert [(row["_step"], row["mine"]) for row in log.history] == [(step, step) for step in range(0, 20, 5)]
         assert log.summary["gradflow/last_step"] == log.summary["gradflow/step"] >= 19

@@ -176,7 +176,7 @@ def test_of_two_processes_only_rank_0_writes(place, offline, tmp_path):
         subprocess.Popen([*command, str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True, env=own)
         for rank in (0, 1)
     ]
-    first, second = (json.loads(process.communicate(timeout=250)[0].splitlines()[-1]) for process in processes)
+    first, second = (json.loads(process.communicate(timeout=800)[0].splitlines()[-1]) for process in processes)
     (folder,) = Path(tmp_path).glob("wandb/offline-run-*")
     log = offline.wait_for_log(folder)
     assert [row["gradflow/step"] for row in log.history if "gradflow/loss" in row] == [1, 2, 3, 4, 5]
