@@ -16,9 +16,9 @@ from gradflow_export.rules.attention import AttentionCollapse, HeadRedundancy, R
 from gradflow_export.rules.base import Check, Rule
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
 from gradflow_export.rules.diverging import Diverging
-from gradflow_export.rules.learning_rate import LearningRate
+from gradflow_export.rules.learning_rate import LearningRate, UnevenSteps
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
-from gradflow_export.rules.moments import EpsilonDominated, OutdatedSecondMoment
+from gradflow_export.rules.moments import EpsilonDominated, LongMomentum, OutdatedSecondMoment
 from gradflow_export.rules.numerical import Numerical
 from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse
 from gradflow_export.rules.progress import LostUpdates, RoundedUpdates, Stagnation, TakenBack
@@ -98,6 +98,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         Diverging(),
         EpsilonDominated(),
         OutdatedSecondMoment(),
+        LongMomentum(),
         Stagnation(),
         LostUpdates(),
         TakenBack(),
@@ -109,6 +110,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         Desync(),
         RoundedUpdates(),
         LearningRate(),
+        UnevenSteps(),
         WeightDecay(),
         MemoryUsage(),
         MemoryLeak(),

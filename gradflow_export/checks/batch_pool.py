@@ -6,6 +6,7 @@ import itertools
 import math
 from collections import deque
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,13 @@ from gradflow_export.autograd_graph.layer_graph import Straight
 from gradflow_export.checks.layers.redundant import Pair
 from gradflow_export.checks.leaked_columns import copies
 from gradflow_export.metrics.answers import meant
-from gradflow_export.metrics.constants import PICKED, Kind, constant_loss, losses, sense
+from gradflow_export.metrics.batches import heavy_class, input_statistics
+from gradflow_export.metrics.constants import PICKED, Kind, attained, constant_loss, losses, sense
 from gradflow_export.metrics.dependence import (
     MOST_ROWS,
     any_dependence,
     dependence_on_tokens,
-    explained,
+    left_out,
     linear_dependence,
     unbent,
 )
@@ -30,32 +32,30 @@ from gradflow_export.records.loss_mistakes import (
     OUT_OF_REACH,
     TARGETS_NO_SHARE,
     UNSIGNED,
+    WEIGHTS_FAR,
     WEIGHTS_TURNED,
 )
-from gradflow_export.records.statistics import distinct, median
+from gradflow_export.records.statistics import distinct
 
 Floats = npt.NDArray[np.float64]
 POOL = 1024
 """Rows of targets and inputs that are remembered."""
 LEVEL = 0.8
 """The tests of dependence are made only while the loss is above this share of the best constant's."""
+LEARNED = 0.3
+"""Share of the best constant's loss below which nobody asks how much more could be learned."""
 TESTED_EVERY = 3
 """Readings between two tests."""
 SMALL = 1e-6
-WEIGHED = 256
-"""Fewest labels whose frequency is laid beside the weights of their classes."""
 LABELS = 32
 """Fewest labels of a margin loss that are judged."""
 PER_CLASS = 12
 """Least number of samples of a typical class with which a dependence shows."""
-SLIVER = 1e-3
-"""Part of the spread of all inputs within which the middle half of a feature lies, where that is squeezed."""
-FEW = 16
-"""Fewest rows of which quartiles are taken."""
 ROUNDING = 1e-5
 """Difference of equal targets, as a share of the greatest: some are known from a difference alone."""
 OUTPUTS = 64
 """Most columns of targets that are kept of an answer."""
+_ODD = MappingProxyType({"turned": WEIGHTS_TURNED, "far": WEIGHTS_FAR})
 BUCKETS = 64
 """Words are counted by their number modulo this."""
 
@@ -170,7 +170,7 @@ class Remembered:
         if found.pairs and found.bends:
             told["layer.merged"] = {name: pair.width for pair in found.pairs for name in (pair.first, pair.second)}
         if found.inputs and not (found.tokens or found.part or found.asked):
-            stats = _statistics(x)
+            stats = input_statistics(x)
             told.update({metric: {found.input_site: value} for metric, value in stats.items()})
             told["input.normalised"] = {found.input_site: float(found.normalised)}
         if found.inputs and len(x) > 1 and not found.asked:
@@ -241,15 +241,8 @@ class Remembered:
         if len(self._often) != classes:
             self._often = np.zeros(classes)
         self._often += (labels[:, None] == np.arange(classes)).sum(axis=0)
-        here = (self._often >= 4) & (weights > 0)
-        if self._often.sum() < WEIGHED or here.sum() < 2:
-            return {}
-        often, weigh = np.log(self._often[here]), np.log(weights[here])
-        often, weigh = often - often.mean(), weigh - weigh.mean()
-        slope = float(often @ weigh / (often @ often)) if np.ptp(often) > math.log(3.0) else 0.0
-        follows = 0.67 < slope < 1.5 and float(np.square(weigh - slope * often).sum()) < 0.1 * float(weigh @ weigh)
-        rare, usual = here.nonzero()[0][[often.argmin(), often.argmax()]]
-        return {f"mistake.{WEIGHTS_TURNED}": {site: float(weights[rare] / weights[usual])}} if follows else {}
+        found = heavy_class(self._often, weights)
+        return {} if found is None else {f"mistake.{_ODD[found[0]]}": {site: found[1]}}
 
     def _add(self, found: Found, x: Floats, targets: Floats) -> None:
         shape = (found.kind, found.inputs, found.outputs)
@@ -299,8 +292,8 @@ class Remembered:
                 out["target.reach"] = float(np.sqrt(np.square(predictions).mean())) / size
         # Few readings are judged: the test takes some milliseconds, which is much beside all the rest.
         due = found.inputs and self._readings % TESTED_EVERY == 0
-        if due and constant > 0 and (mean > LEVEL * constant or not found.bends):
-            out.update(self._dependence(found))
+        if due and constant > 0 and (mean > LEARNED * constant or not found.bends):
+            out.update(self._dependence(found, constant, tested=mean > LEVEL * constant or not found.bends))
         return out
 
     def _copies(self, found: Found) -> dict[str, float]:
@@ -312,7 +305,7 @@ class Remembered:
         column, rows = copies(x, y, steps, numbers=found.kind not in PICKED)
         return {"target.column": float(column * found.every if column >= 0 else -1), "target.compared": float(rows)}
 
-    def _dependence(self, found: Found) -> dict[str, float]:
+    def _dependence(self, found: Found, constant: float, *, tested: bool) -> dict[str, float]:
         rows = [pair for x, targets in self._rows for pair in zip(x, targets, strict=True)]
         known: dict[int, int] = {}
         for index, (row, _) in enumerate(rows):
@@ -327,12 +320,16 @@ class Remembered:
         if found.kind in PICKED:
             every_y = (every_y == distinct(every_y)[None, :64]).astype(np.float64)
             y = every_y[:MOST_ROWS]
-        if found.tokens:
-            z = dependence_on_tokens(x, y, BUCKETS)
-        else:
-            z = float(np.fmax(any_dependence(x, y), linear_dependence(every_x, every_y)))
-        out = {"target.dependence": z, "target.tested": float(len(x))}
-        out["target.explained"] = math.nan if found.tokens or self._readings <= 9 else explained(x, y)
+        out: dict[str, float] = {}
+        if tested and found.tokens:
+            out["target.dependence"] = dependence_on_tokens(x, y, BUCKETS)
+        elif tested:
+            out["target.dependence"] = float(np.fmax(any_dependence(x, y), linear_dependence(every_x, every_y)))
+        if tested:
+            out["target.tested"] = float(len(x))
+        fit = None if found.tokens or self._readings <= 9 else left_out(x, y)
+        if fit is not None and found.kind is not None:
+            out["target.attained"] = attained(found.kind, fit, y) / constant
         if not (found.bends or found.tokens):
             out["loss.unbent"] = unbent(x, y)
         return out
@@ -377,24 +374,3 @@ def row_length(run: tuple[Straight, ...]) -> int:
     """
     idle = any(a.outputs >= min(a.inputs, b.outputs) for a, b in itertools.pairwise(run))
     return len(run) if idle else min(len(run), 1)
-
-
-def _statistics(x: Floats) -> dict[str, float]:
-    finite = x[np.isfinite(x).all(axis=1)]
-    if not len(finite):
-        return {}
-    sizes = np.sqrt(np.square(finite).mean(axis=0))
-    used = sizes[sizes > 0]
-    ordered, n = np.sort(finite, axis=0), len(finite)
-    middle = ordered[(3 * n) // 4] - ordered[n // 4]
-    squeezed = (middle > 0) & (middle < SLIVER * finite.std())
-    return {
-        "input.rms": float(np.sqrt(np.square(finite).mean())),
-        "input.mean": float(finite.mean()),
-        "input.std": float(finite.std()),
-        "input.max": float(np.abs(finite).max()),
-        "input.feature_ratio": float(used.max() / median(used)) if len(used) else 1.0,
-        "input.constant_share": float((finite == finite[:1]).all(axis=0).mean()) if len(finite) > 1 else 0.0,
-        "input.whole_share": float(np.isclose(finite, np.round(finite), rtol=1e-5, atol=0.0).mean()),
-        "input.squeezed_share": float(squeezed.mean()) if n >= FEW else 0.0,
-    }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
@@ -49,9 +51,10 @@ class NotLearning(Check):
     reconstruction of a VAE dominated by the KL term. Adversarial losses with one class per batch, and losses of
     policies, are not comparable and not judged.
 
-    If a closed-form fit on some of the samples, evaluated leave-one-out, explains at least ``open`` of the variance of
-    the targets, the model must have learned more than ``hardly`` of that, or have come closer to it by as much. A loss
-    below ``wild`` that still falls is not reported.
+    If a closed-form fit on some of the samples, evaluated leave-one-out, lowers the loss of the best constant
+    prediction by ``open`` or more, the model must have come down by ``half`` of that, or be on its way: a loss that
+    falls would get there within ``soon`` times the steps so far. Below ``hardly`` the severity is MEDIUM; above it, or
+    while the learning rate rises, it is LOW.
 
     For any loss: a model whose outputs are equal for all samples of a batch, up to rounding, although the inputs
     differ, in ``readings`` consecutive readings, does not use its inputs, or averages over the samples.
@@ -80,8 +83,10 @@ class NotLearning(Check):
         wild: Multiple of the loss of the best constant prediction that chance alone does not explain.
         patient: Number of steps in which targets without a measurable dependence on the inputs are left to BAD_TARGETS.
         sure: Minimum z-score that counts as dependence.
-        open: Minimum fraction of the variance that a closed-form fit explains if the targets can be learned.
-        hardly: Fraction of that which counts as nearly nothing.
+        open: Minimum fraction of the loss of the best constant prediction that a closed-form fit takes off.
+        half: Fraction of that which the model must have learned.
+        hardly: Fraction of that below which the severity is MEDIUM.
+        soon: Maximum number of further steps, as a multiple of the steps so far.
         readings: Number of readings used.
         heal: High, because a fall by chance over a few readings is not learning.
     """
@@ -93,7 +98,9 @@ class NotLearning(Check):
     patient: int = 200
     sure: float = 3.0
     open: float = 0.3
-    hardly: float = 0.25
+    half: float = 0.6
+    hardly: float = 0.4
+    soon: float = 3.0
     readings: int = 5
     heal: int = 15
 
@@ -103,12 +110,13 @@ class NotLearning(Check):
     evidence: ClassVar[tuple[str, ...]] = ("loss.over_constant", "answer.alike")
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
+        "learning_rate",
         "answer.alike",
         "loss.over_constant",
         "loss.sense",
         "target.uniform_share",
         "target.dependence",
-        "target.explained",
+        "target.attained",
     )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -132,9 +140,9 @@ class NotLearning(Check):
             )
         sites = layers_of(record, "loss.over_constant") if record.step >= self.settle else ()
         for site in sites:
-            fit, share = self._fit(record, history, site)
-            if fit >= self.open:
-                return (self._left(record, fit, share),)
+            left = self._left(record, history, site)
+            if left:
+                return left
         known = all(seen(record, "loss.known", site) for site in sites)
         stuck = {site: no_better(history, site, self.level, self.readings) for site in sites}
         shares = {s: v for s, v in stuck.items() if v is not None and not self._excused(history, s)}
@@ -179,35 +187,42 @@ class NotLearning(Check):
         learns = any(self._excused(history, site) for site in history.at_sites("loss.over_constant").sites)
         return issue.layer == "" and not learns and none_better(history, self.level, self.readings) is not None
 
-    def _fit(self, record: StepRecord, history: History, site: str) -> tuple[float, float]:
-        """Return what a fit in closed form explains of targets of which the model has learned nearly nothing.
-
-        Returns:
-            Share of the variance, and the loss against the best constant's; zeros where the model learns.
-        """
-        fits, shares = past(history, "target.explained", site), past(history, "loss.over_constant", site)
-        if len(fits) < 2 or len(shares) < self.readings or self._plays(history, site):
-            return 0.0, 0.0
-        fit, share, first = median(fits[-2:]), median(shares[-self.readings :]), max(float(shares[0]), 1.0)
-        slow = 1.0 - share < self.hardly * fit and first - share < self.hardly * (first - 1.0 + fit)
-        late = record.step >= (self.settle if seen(record, "loss.known", site) else self.patient)
-        return (fit, share) if slow and late and (share > self.wild or not still_falls(history)) else (0.0, 0.0)
-
-    def _left(self, record: StepRecord, fit: float, share: float) -> Finding:
-        return Finding(
-            IssueType.NOT_LEARNING,
-            Severity.MEDIUM,
-            ("",),
-            share,
-            1.0 - self.hardly * fit,
-            f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant "
-            f"prediction, while a closed-form fit explains {number(100 * fit)} % of the variance of the targets: "
-            "they can be learned.",
-            _LEFT,
-            cause=_OPEN,
-            origin=_OPEN,
-            urgent=True,  # what it was judged by are many readings already
-            follows_from=_OTHERS,
+    def _left(self, record: StepRecord, history: History, site: str) -> tuple[Finding, ...]:
+        """Report a model that has not learned, nor will soon, most of what a closed-form fit has."""
+        fits, shares = past(history, "target.attained", site)[-2:], past(history, "loss.over_constant", site)
+        if len(fits) < 2 or len(shares) < 2 * self.readings or self._plays(history, site):
+            return ()
+        fit, share = 1.0 - median(fits), median(shares[-self.readings :])
+        if fit < self.open or 1.0 - share >= self.half * fit:
+            return ()
+        # The losses of the later two thirds, of which there are many, or the readings of one term of several.
+        series = history.at_sites("loss.over_constant")
+        past_losses = history.run("loss").whole()[1]
+        past_losses, steps = past_losses[len(past_losses) // 3 :], record.step / 3.0
+        if len(series.sites) > 1 or past_losses.min(initial=np.inf) <= 0:
+            past_losses, steps = shares, float(np.ptp(series.steps[-len(shares) :])) / 2.0
+        early, now = median(past_losses[: len(past_losses) // 2]), median(past_losses[len(past_losses) // 2 :])
+        gained = share * (early / now - 1.0)
+        slow = gained * self.soon * record.step < (share - 1.0 + fit) * steps
+        if not slow and (share <= self.wild or gained > 0) and still_falls(history):
+            return ()
+        rates = history.run("learning_rate").values[-30:]
+        rises = len(rates) > 0 and rates[-1] > 1.05 * rates[0]
+        return (
+            Finding(
+                IssueType.NOT_LEARNING,
+                Severity.LOW if rises or 1.0 - share >= self.hardly * fit else Severity.MEDIUM,
+                ("",),
+                share,
+                1.0 - self.half * fit,
+                f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant "
+                f"prediction, while a closed-form fit attains {number(100 - 100 * fit)} %: the targets can be learned.",
+                _LEFT,
+                cause=_OPEN,
+                origin=_OPEN,
+                urgent=True,  # based on many readings already
+                follows_from=_OTHERS,
+            ),
         )
 
     def _plays(self, history: History, site: str) -> bool:

@@ -30,6 +30,8 @@ _IN_ORDER = frozenset(
     (Op.ALIAS, Op.CLONE, Op.RESHAPE_ALIAS, Op.SQUEEZE, Op.TO_COPY, Op.UNSAFE_VIEW, Op.UNSQUEEZE, Op.VIEW)
 )
 """What changes shape alone, and not the order of the entries."""
+_PARTS = frozenset((Op.SELECT, Op.SLICE))
+"""What shows a part: of a single column, as in ``model(x)[:, 0]``, all entries in their order."""
 _RECURRENT = frozenset((Op.CUDNN_RNN, Op.MKLDNN_RNN_LAYER))
 _BY_PLACE = _IN_ORDER | frozenset(
     [
@@ -79,7 +81,7 @@ def by_hand(term: Term) -> tuple[Tensor, Tensor] | None:
 
 def _given_out(node: Node) -> Tensor | None:
     bias = None
-    while kind_of(node) in _IN_ORDER or adds_bias(node):
+    while kind_of(node) in _IN_ORDER or kind_of(node) in _PARTS or adds_bias(node):
         if adds_bias(node):
             bias = below(node, 1).variable
         node = below(node)

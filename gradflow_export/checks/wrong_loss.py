@@ -155,8 +155,7 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
         ),
         known.MAXIMISED: _Told(
             message="The loss has a minus sign: it is maximized.",
-            advice="remove the minus: loss = criterion(outputs, targets); cross-entropy and squared error are "
-            "already minimized.",
+            advice="remove the minus: loss = criterion(outputs, targets).",
         ),
         known.LOGITS_IN_CTC: _Told(
             message="ctc_loss, which takes log-probabilities, is given logits: the loss has no lower bound.",
@@ -236,6 +235,12 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice="invert them: nn.CrossEntropyLoss(weight=counts.sum() / counts), or "
             "nn.BCEWithLogitsLoss(pos_weight=negatives / positives).",
         ),
+        known.WEIGHTS_FAR: _Told(
+            message="The weights of the loss make a rare class {0} times as heavy as all others together: whatever the "
+            "sample, it is the answer that costs least.",
+            advice="balance the classes, and no more: nn.CrossEntropyLoss(weight=counts.sum() / counts), or "
+            "nn.BCEWithLogitsLoss(pos_weight=negatives / positives).",
+        ),
         known.DRAWN_TOGETHER: _Told(
             message="The loss only pulls two predictions together, and trains both: it is lowest when the output "
             "is the same for every sample (representation collapse).",
@@ -267,6 +272,7 @@ _LESSER = frozenset(
         known.OWN_POSITIVES,
         known.RELU_BEFORE_CE,
         known.WEIGHTS_TURNED,
+        known.WEIGHTS_FAR,
     )
 )
 
@@ -373,9 +379,8 @@ def _greatest(history: History) -> list[float]:
 def _turned(history: History) -> tuple[float, float] | None:
     """Return the size of a loss that became what it was with a minus, against that before, and the least of these."""
     loss = history.run("loss")
-    start = int(begun(loss.steps, loss.values[:, None] < 0)[0])
-    before, after = loss.values[:start][-10:], np.abs(loss.values[start:])
-    size = median(after) / median(before) if len(after) and len(before) else 0.0
+    after = -loss.values[int(begun(loss.steps, loss.values[:, None] < 0)[0]) :]
+    size = median(after) / median(loss.values[: -len(after)][-10:]) if len(after) else 0.0
     return (size, 1 / 3) if 1 / 3 <= size <= 3 else None
 
 

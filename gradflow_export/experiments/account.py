@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gradflow_export.experiments.battery import SEEDS, Verdict
-from gradflow_export.experiments.decision import FROM_INPUTS, Baseline, Trial
+from gradflow_export.experiments.decision import FROM_INPUTS, Baseline, Trial, number
 from gradflow_export.experiments.mending.treatment import EXACT
 from gradflow_export.experiments.treatments import UNTRIED, find, patches
 from gradflow_export.records.causes import with_causes
@@ -22,11 +22,6 @@ DEGREE = frozenset({
     IssueType.LEARNING_RATE, IssueType.BAD_INIT,
 })  # fmt: skip
 """Issues of degree: a number is unusual, which may or may not matter. Others are proved from structure or data."""
-
-
-def number(value: float) -> str:
-    """Return a loss as it is printed."""
-    return f"{value:.3g}" if math.isfinite(value) else "NaN or Inf"
 
 
 def effect(trial: Trial, verdict: Verdict) -> str:
@@ -47,6 +42,9 @@ def effect(trial: Trial, verdict: Verdict) -> str:
     seeds = f"in {len(trial.effects)} of {SEEDS} seeds" + (
         "" if verdict.seeds > 1 else " (this script ignores the seed)"
     )
+    if trial.blind:
+        share, plain = trial.effects[0] / trial.blind[0], verdict.baseline.against_placebo
+        return f"{name}: the {what} is {share:.2f} of that with placebo inputs instead of {plain:.2f}, {seeds}"
     return f"{name}: the {what} reaches {after} instead of {before} after {steps}, {seeds}"
 
 
@@ -97,7 +95,7 @@ def cures(verdict: Verdict, seen: Sequence[Issue] = ()) -> list[Issue]:
             first.effects[0],
             verdict.baseline.level(0),
             f"{_sentence(causes)}.{evidence} Tried: {effect(first, verdict)}.{also}",
-            "; ".join(dict.fromkeys(patch(trial, verdict.facts) for trial in verdict.cures)),
+            "\n# or, as good:\n".join(dict.fromkeys(patch(trial, verdict.facts) for trial in verdict.cures)),
             cause=" + ".join(first.names),
         )
     ]

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gradflow_export.experiments.decision import LEARNED, Baseline, Trial, best, moves
+from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, Baseline, Trial, best, moves, number
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import Yardstick, failure, yardstick
 from gradflow_export.experiments.mending.treatment import EXACT, MENDING, PLACEBO, TUNING, Treatment
 from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.survey import Training
-from gradflow_export.experiments.treatments import BEGINNINGS, COMBINED, TREATMENTS, WATCH, find, nearness, of_kind
+from gradflow_export.experiments.treatments import BEGINNINGS, TREATMENTS, WATCH, combinations, find, nearness, of_kind
 from gradflow_export.experiments.watched import accused
 from gradflow_export.records.issues import IssueType
 
@@ -192,8 +192,7 @@ class Battery:
         verdict = self.verdict
         assert verdict.baseline is not None
         ill, slow = verdict.baseline.ill, bool(verdict.baseline.slow)
-        state = f"it does not learn: {verdict.baseline.complaint}" if ill else verdict.baseline.slow or "it learns"
-        self._tell(state)
+        self._tell(f"it does not learn: {verdict.baseline.complaint}" if ill else verdict.baseline.slow or "it learns")
         exact, tuning = self._ordered(of_kind(EXACT, verdict.facts)), self._ordered(of_kind(TUNING, verdict.facts))
         # What the symptoms accuse is tried with what is exact, and goes before it.
         near = [each for each in tuning if self._near([each.name]) == 0]
@@ -208,8 +207,7 @@ class Battery:
         if self._begins_later():
             return
         if ill and not verdict.cures:
-            known = {each.name for kind in (EXACT, TUNING) for each in of_kind(kind, verdict.facts)}
-            possible = [names for names in map(tuple, _possible(known)) if len(names) > 1]
+            possible = [names for names in combinations({each.name for each in exact + tuning}) if len(names) > 1]
             self._try([names for names in possible if self._licensed(names)])
             self._name_causes()
             self._begins_later()
@@ -226,8 +224,10 @@ class Battery:
         if not verdict.cures or not all(map(max, tuned, hasten)) or not (later := _later(verdict)):
             return False
         assert verdict.baseline is not None
-        done = [result.effect for _, result in self._laboratory.run(deque([Request((), 0, later)]))]
-        if not done or done[0] >= LEARNED * verdict.baseline.first[0]:
+        asked = deque(Request(names, 0, later) for names in ((), (verdict.baseline.placebo,)) if "" not in names)
+        done = {request.names: result.effect for request, result in self._laboratory.run(asked)}
+        blind = done.get((verdict.baseline.placebo,), math.inf)
+        if () not in done or done[()] >= min(LEARNED * verdict.baseline.first[0], FROM_INPUTS * blind):
             return False
         verdict.baseline = replace(verdict.baseline, moves=f"it begins to learn within {later} steps")
         verdict.faster, verdict.cures = verdict.cures[:1], []
@@ -245,9 +245,6 @@ class Battery:
         symptoms accuse what it mends. One that learns slowly may have a cause that an exact treatment removes.
         """
         baseline, treatments = self.verdict.baseline, [find(name) for name in names]
-        if baseline is not None and baseline.blind and IssueType.BAD_TARGETS in self._suspects:
-            # Where targets tell nothing, a loss that falls faster is no cure.
-            return any(IssueType.BAD_TARGETS in each.fixes for each in treatments)
         if baseline is None or baseline.ill or any(each.mistake for each in treatments):
             return True
         near = self._near(names)
@@ -271,35 +268,36 @@ class Battery:
         verdict = self.verdict
         baseline = verdict.baseline
         assert baseline is not None
-        effects: dict[tuple[str, ...], dict[int, float]] = {}
-        gone: dict[tuple[str, ...], dict[int, bool]] = {}
-        left: dict[tuple[str, ...], set[str]] = {}
+        placebo = baseline.placebo
+        tried: dict[tuple[str, ...], Trial] = {}
         for request, result in self._runs([((*names, WATCH) if self._fixed(names) else names, 0) for names in wanted]):
-            names, failed = tuple(name for name in request.names if name != WATCH), result.error
-            effects.setdefault(names, {})[request.seed] = math.inf if failed else self._rule.effect(result)
+            names, failed = tuple(name for name in request.names if name not in {WATCH, placebo}), result.error
+            seed, effect = request.seed, math.inf if failed else self._rule.effect(result)
+            trial = tried.get(names) or Trial(names, {}, mistake=all(find(name).mistake for name in names))
+            if placebo in request.names:
+                trial = replace(trial, blind={**trial.blind, seed: math.nan if failed else effect})
+            else:
+                why = failed.strip().rpartition("\n")[2]
+                trial = replace(trial, effects={**trial.effects, seed: effect}, acted=result.acted, error=why)
             if "found" in result.facts:
-                gone.setdefault(names, {})[request.seed] = not accused(result.facts["found"]) & self._fixed(names)
-                left.setdefault(names, set()).update(kind for kind, _ in result.facts["found"])
-            why = failed.strip().rpartition("\n")[2]
-            mistake = all(find(name).mistake for name in names)
-            trial = Trial(names, effects[names], result.acted, why, gone.get(names, {}), mistake, left.get(names))
+                gone = not accused(result.facts["found"]) & self._fixed(names)
+                left = {*(trial.left or ()), *(kind for kind, _ in result.facts["found"])}
+                trial = replace(trial, gone={**trial.gone, seed: gone}, left=left)
+            tried[names] = trial
             verdict.trials = [each for each in verdict.trials if each.names != names] + [trial]
-            if request.seed == 0:
-                verdict.curves[" + ".join(names)] = result.losses
-                if trial.promises(None if verdict.refused else baseline):
-                    # The last one shows what else is gone with it.
-                    watched = [*[request.names] * (SEEDS - 2), (*names, WATCH)]
-                    self._queue.extend(Request(each, seed, verdict.steps) for seed, each in enumerate(watched, 1))
-            if trial.acted:
-                done, plain = effects[names][request.seed], baseline.effect[request.seed]
-                self._tell(f"{' + '.join(names)}: {_number(done)} instead of {_number(plain)}")
+            if not seed:
+                self._queue.extend(confirmations(verdict, request, trial))
+            if placebo in request.names:
+                self._tell(f"{' + '.join(names)}: {number(effect)} with placebo inputs")
+            elif trial.acted:
+                verdict.curves.update({} if seed else {" + ".join(names): result.losses})
+                self._tell(f"{' + '.join(names)}: {number(effect)} instead of {number(baseline.effect[seed])}")
             if verdict.helps(trial):
                 self._tell(f"{' + '.join(names)}: confirmed in {SEEDS} of {SEEDS} seeds")
         rescued = [
             trial
-            for trial in verdict.trials
-            if trial.names in effects
-            and (verdict.relieves(trial) or (verdict.rescues(trial) and self._licensed(trial.names)))
+            for trial in tried.values()
+            if verdict.relieves(trial) or (verdict.rescues(trial) and self._licensed(trial.names))
         ]
         if rescued and not verdict.cures:
             # A cure that a symptom names goes before one that is exact, and that before one which is not.
@@ -343,6 +341,24 @@ class Battery:
                 self._queue.clear()
 
 
+def confirmations(verdict: Verdict, request: Request, trial: Trial) -> list[Request]:
+    """Return runs of two more seeds where the first one promises something; of a blind script for placebos before that.
+
+    A loss that falls further and is as low with inputs that mean nothing is no cure of one that did so.
+    """
+    placebo = verdict.baseline.placebo if verdict.baseline else ""
+    if not trial.promises(None if verdict.refused else verdict.baseline):
+        return []
+    if placebo and not trial.gone.get(0) and not trial.informed(0):
+        asked = [] if placebo in request.names else [((*trial.names, placebo), 0)]
+    else:
+        # The last one shows what else is gone with it.
+        plain = request.names if trial.gone else trial.names
+        asked = [*((plain, seed) for seed in range(1, SEEDS - 1)), ((*trial.names, WATCH), SEEDS - 1)]
+        asked += [((*trial.names, placebo), seed) for seed in range(1, SEEDS) if placebo]
+    return [Request(names, seed, verdict.steps) for names, seed in asked]
+
+
 def _tunes(names: Sequence[str]) -> bool:
     return all(find(name).kind == TUNING for name in names)
 
@@ -364,7 +380,7 @@ def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -
     base, later = verdict.baseline, _later(verdict)
     exact = [each for each in accused if each.acted and all(find(name).kind == EXACT for name in each.names)]
     leads = [each for each in exact if base and each.effects.get(0, math.inf) < LEADS * base.level(0)]
-    if base is None or not leads or not later:
+    if base is None or base.blind or not leads or not later:
         return
     lead = min(leads, key=lambda each: each.effects[0])
     asked = deque(Request(names, seed, later) for names in ((), lead.names) for seed in range(SEEDS))
@@ -377,17 +393,3 @@ def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -
     trial = replace(lead, effects=effects[lead.names])
     if trial.rescues(plain):
         verdict.steps, verdict.baseline, verdict.trials, verdict.cures = later, plain, [trial], [trial]
-
-
-def _possible(known: set[str]) -> Iterator[list[str]]:
-    """Yield the combinations without the parts that could change nothing."""
-    seen = set()
-    for names in COMBINED:
-        left = [name for name in names if name in known]
-        if tuple(left) not in seen:
-            seen.add(tuple(left))
-            yield left
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "NaN or Inf"

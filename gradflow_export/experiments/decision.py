@@ -112,6 +112,11 @@ class Baseline:
         return self.progress <= LEARNED and against is not None and against >= FROM_INPUTS
 
     @property
+    def placebo(self) -> str:
+        """The placebo with the lowest loss, of a script whose loss falls as far with it; empty of any other script."""
+        return min(self.placebos, key=self.placebos.__getitem__) if self.blind else ""
+
+    @property
     def ill(self) -> bool:
         """Whether the program does not learn: a licence to treat, no alarm."""
         return bool(self.complaint)
@@ -158,6 +163,7 @@ class Trial:
         gone: Whether a finding that structure proves, and whose fix it is, was there no more, by seed.
         mistake: Whether what it removes is a mistake in any script.
         left: Issue types that a watched run shows with it; ``None`` where none was watched.
+        blind: Mean loss after training with it and inputs that mean nothing, by seed.
     """
 
     names: tuple[str, ...]
@@ -167,6 +173,7 @@ class Trial:
     gone: Mapping[int, bool] = field(default_factory=dict)
     mistake: bool = False
     left: Collection[str] | None = None
+    blind: Mapping[int, float] = field(default_factory=dict)
 
     def screened(self, baseline: Baseline) -> bool:
         """Whether the first seed asks for a confirmation."""
@@ -174,17 +181,22 @@ class Trial:
         level = baseline.level(0)
         return self.acted and not self.error and math.isfinite(effect) and (effect < RESCUED * level)
 
+    def informed(self, seed: int) -> bool:
+        """Whether with it the loss is lower than it is with inputs that mean nothing."""
+        return self.effects.get(seed, math.inf) < LEARNED * self.blind.get(seed, -math.inf)
+
     def rescues(self, baseline: Baseline) -> bool:
-        """Whether all three seeds agree that the program learns with it."""
-        more = [effect < CONFIRMED * baseline.level(seed) for seed, effect in self.effects.items() if seed]
-        return self.screened(baseline) and len(more) >= 2 and all(more)
+        """Whether all three seeds agree that the program learns with it: from its inputs, where it did not."""
+        lower = {
+            seed: effect < CONFIRMED * baseline.level(seed) and (self.informed(seed) or not baseline.blind)
+            for seed, effect in self.effects.items()
+        }
+        return self.screened(baseline) and len(lower) >= 3 and all(lower.values())
 
     def promises(self, baseline: Baseline | None) -> bool:
         """Whether the first seed asks for two more, for either reason; ``None`` where losses cannot be compared."""
-        if baseline is None:
-            return self.acted and not self.error and self.gone.get(0, False)
         gone = self.acted and not self.error and self.gone.get(0, False)
-        return self.screened(baseline) or (gone and self.harmless(baseline))
+        return gone if baseline is None else self.screened(baseline) or (gone and self.harmless(baseline))
 
     def harmless(self, baseline: Baseline) -> bool:
         """Whether every loss is a number, and their median over seeds no greater than without it, beyond noise.
@@ -217,3 +229,8 @@ def best(trials: Sequence[Trial]) -> list[Trial]:
     """
     ranked = sorted(trials, key=lambda trial: trial.effects[0])
     return [trial for trial in ranked if trial.effects[0] <= EQUAL * max(ranked[0].effects[0], LEAST)]
+
+
+def number(value: float) -> str:
+    """Return a loss as it is printed."""
+    return f"{value:.3g}" if math.isfinite(value) else "NaN or Inf"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.experiments.interventions import Intervention, leaves, weights
+from gradflow_export.experiments.interventions import Intervention, leaves, made_with, weights
 from gradflow_export.experiments.mending.sequences import SEQUENCES, STEPWISE, masks, real_lengths
 from gradflow_export.experiments.model_edits import LAYERS, level, tensors
 
@@ -27,6 +27,7 @@ class Facts(Intervention):
         decay: Whether an optimizer has a weight decay.
         schedule: Whether a learning rate changes.
         rising: Share of the steps after which a learning rate was the greatest so far for the last time.
+        reached: The greatest learning rate so far as a share of that which its group was made with.
         faded: Share of the steps at which each learning rate was below a hundredth of the greatest so far.
         dropout: The greatest share that a dropout leaves out in training; 0 without one.
         stale: How often gradients of an earlier step, or of an earlier call of its closure, were left when the next
@@ -59,7 +60,7 @@ class Facts(Intervention):
         self.decay = self.schedule = self.resettable = False
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
         self.sequences = self.recurrent = self.masked = self.level = self.half = self.returned = 0
-        self.kept, self.scale, self.dropout, self.adam = 1.0, 0.0, 0.0, 0.0
+        self.kept, self.scale, self.dropout, self.adam, self.reached = 1.0, 0.0, 0.0, 0.0, 0.0
         self.digests: list[float | None] = []
         self._steps = self._echoes = self._padded = self._read = 0
         self._echoed = False
@@ -158,6 +159,8 @@ class Facts(Intervention):
         for number, group in enumerate(optimizer.param_groups):
             self.decay |= bool(group.get("weight_decay"))
             rate = float(group.get("lr", 0.0))
+            made = float(made_with(optimizer, number, rate))
+            self.reached = max(self.reached, rate / made if made else 1.0)
             self.schedule |= abs(rate - self._rates.setdefault((id(optimizer), number), rate)) > SAME * abs(rate)
             if rate > self._greatest.setdefault((id(optimizer), number), rate) * (1 + SAME):
                 self._greatest[id(optimizer), number], self._rose = rate, self._steps
@@ -209,7 +212,7 @@ class Facts(Intervention):
         names = (
             "decay", "schedule", "dropout", "stale", "foreign", "returned", "edited", "kept", "untrained", "layers",
             "squashing", "sequences", "recurrent", "masked", "level", "half",
-            "resettable", "scale", "digests", "adam",
+            "resettable", "scale", "digests", "adam", "reached",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
         steps = max(self._steps, 1)

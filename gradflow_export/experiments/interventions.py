@@ -131,6 +131,22 @@ class FirstRate(GroupOption):
         return _copied(first)
 
 
+class FullRate(GroupOption):
+    """Every step has the learning rate that the optimizer was made with."""
+
+    def __init__(self) -> None:
+        super().__init__("lr", 1.0)
+
+    def value(self, optimizer: Optimizer, number: int, current: Any) -> Any:
+        """Return the learning rate that this group was made with."""
+        return _copied(made_with(optimizer, number, current))
+
+
+def made_with(optimizer: Optimizer, number: int, current: Any) -> Any:
+    """Return the learning rate that a group was made with, which a scheduler notes in the group."""
+    return optimizer.param_groups[number].get("initial_lr", optimizer.defaults.get("lr", current))
+
+
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 

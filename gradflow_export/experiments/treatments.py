@@ -53,6 +53,21 @@ _RATE = (
     _T.POLICY_COLLAPSE,
 )  # fmt: skip
 
+
+def _rate(factor: float, kind: str, separates: str, fixes: tuple[IssueType, ...]) -> Treatment:
+    """Return the treatment with a multiple of the learning rate."""
+    patch = f"for group in optimizer.param_groups:\n    group['lr'] *= {factor:g}"
+    make = functools.partial(do.GroupOption, "lr", float(factor))
+    return Treatment(f"learning rate x {factor:g}", kind, make, separates, patch, fixes)
+
+
+def _adam(rate: str, separates: str) -> Treatment:
+    """Return the treatment with another optimizer."""
+    patch = f"optimizer = torch.optim.Adam(model.parameters(), lr={rate})"
+    fixes = (_T.OPTIMIZER_STATE, _T.LEARNING_RATE, _T.STAGNATION)
+    return Treatment(f"Adam with {rate}", TUNING, functools.partial(do.OwnAdam, float(rate)), separates, patch, fixes)
+
+
 TREATMENTS: tuple[Treatment, ...] = (
     Treatment(
         "clear old gradients",
@@ -107,22 +122,8 @@ TREATMENTS: tuple[Treatment, ...] = (
         evident=lambda facts: facts["faded"] > FADED,
         of_loop=True,
     ),
-    Treatment(
-        "learning rate x 0.1",
-        EXACT,
-        functools.partial(do.GroupOption, "lr", 0.1),
-        "a learning rate that is too large",
-        "for group in optimizer.param_groups:\n    group['lr'] *= 0.1",
-        _RATE,
-    ),
-    Treatment(
-        "learning rate x 0.01",
-        EXACT,
-        functools.partial(do.GroupOption, "lr", 0.01),
-        "a learning rate that is far too large",
-        "for group in optimizer.param_groups:\n    group['lr'] *= 0.01",
-        _RATE,
-    ),
+    _rate(0.1, EXACT, "a learning rate that is too large", _RATE),
+    _rate(0.01, EXACT, "a learning rate that is far too large", _RATE),
     Treatment(
         "weight decay 0",
         EXACT,
@@ -171,46 +172,21 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.UNDERFLOW, _T.STAGNATION),
         lambda facts: facts["half"] > 0,
     ),
+    _adam("1e-3", "any mistake in the optimizer and its options"),
     Treatment(
-        "Adam with 1e-3",
+        "the full learning rate",
         TUNING,
-        functools.partial(do.OwnAdam, 1e-3),
-        "any mistake in the optimizer and its options",
-        "optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)",
-        (_T.OPTIMIZER_STATE, _T.LEARNING_RATE, _T.STAGNATION),
-    ),
-    Treatment(
-        "learning rate x 10",
-        TUNING,
-        functools.partial(do.GroupOption, "lr", 10.0),
-        "a learning rate that is too small",
-        "for group in optimizer.param_groups:\n    group['lr'] *= 10",
+        do.FullRate,
+        "a warm-up that lasts too long",
+        "# a warm-up of fewer steps, such as min(1.0, (step + 1) / 50) in place of the script's",
         (_T.LEARNING_RATE, _T.STAGNATION),
+        lambda facts: facts["reached"] < 0.5,
+        of_loop=True,
     ),
-    Treatment(
-        "learning rate x 100",
-        TUNING,
-        functools.partial(do.GroupOption, "lr", 100.0),
-        "a learning rate that is far too small",
-        "for group in optimizer.param_groups:\n    group['lr'] *= 100",
-        (_T.LEARNING_RATE, _T.STAGNATION),
-    ),
-    Treatment(
-        "learning rate x 1000",
-        TUNING,
-        functools.partial(do.GroupOption, "lr", 1000.0),
-        "a learning rate that leaves the weights where they are",
-        "for group in optimizer.param_groups:\n    group['lr'] *= 1000",
-        (_T.LEARNING_RATE, _T.STAGNATION),
-    ),
-    Treatment(
-        "Adam with 1e-2",
-        TUNING,
-        functools.partial(do.OwnAdam, 1e-2),
-        "an optimizer that does not suit the model",
-        "optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)",
-        (_T.OPTIMIZER_STATE, _T.LEARNING_RATE, _T.STAGNATION),
-    ),
+    _rate(10, TUNING, "a learning rate that is too small", (_T.LEARNING_RATE, _T.STAGNATION)),
+    _rate(100, TUNING, "a learning rate that is far too small", (_T.LEARNING_RATE, _T.STAGNATION)),
+    _rate(1000, TUNING, "a learning rate that leaves the weights where they are", (_T.LEARNING_RATE, _T.STAGNATION)),
+    _adam("1e-2", "an optimizer that does not suit the model"),
     Treatment(
         "standardize the inputs",
         TUNING,
@@ -316,7 +292,7 @@ TREATMENTS: tuple[Treatment, ...] = (
     Treatment("noise as inputs", PLACEBO, edit.Noise, "whether anything is learned from the inputs", ""),
     Treatment("look", LOOK, Facts, "", ""),
     Treatment(WATCH, LOOK, Watch, "", ""),
-    Treatment("learning rate x 0.001", LOOK, functools.partial(do.GroupOption, "lr", 0.001), "", ""),
+    _rate(0.001, LOOK, "", ()),
     Treatment("one batch for ever", LOOK, probe.OneBatch, "whether model and optimizer can learn anything", ""),
     Treatment("evaluation mode", LOOK, probe.EvalMode, "whether the model behaves differently in evaluation mode", ""),
     Treatment(
@@ -344,6 +320,11 @@ def find(name: str) -> Treatment:
 def of_kind(kind: str, facts: Mapping[str, Any]) -> list[Treatment]:
     """Return the treatments of a kind that could change a script of which these facts are known."""
     return [each for each in TREATMENTS if each.kind == kind and each.worth(facts)]
+
+
+def combinations(known: Collection[str]) -> list[tuple[str, ...]]:
+    """Return what is tried together of treatments that could change a script, without those that could not."""
+    return list(dict.fromkeys(tuple(name for name in names if name in known) for names in COMBINED))
 
 
 def nearness(names: Sequence[str], suspects: Collection[IssueType]) -> int:

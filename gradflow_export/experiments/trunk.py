@@ -10,6 +10,7 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import random
 import select
 import socket
 import sys
@@ -161,6 +162,8 @@ class Trunk:
         gc.collect()
         gc.freeze()
         self._send(READY)
+        # A forked process has other random numbers of Python, unlike those of NumPy and torch.
+        drawn = random.getstate()
         running: dict[int, tuple[Request, float]] = {}
         looked = time.monotonic()
         while True:
@@ -173,6 +176,7 @@ class Trunk:
                 request = unpacked_request(message)
                 child = os.fork()
                 if not child:
+                    random.setstate(drawn)
                     self._become(request)
                     return
                 running[child] = request, time.monotonic() + request.seconds

@@ -34,6 +34,8 @@ PARAMETERS = 64
 """Parameters that are looked at, evenly spaced in registration order when an optimizer owns more."""
 
 NAMES = ("adam_rms", "adam_rms_error", "epsilon_share", "epsilon_share_error")
+HORIZONS = ("momentum_steps", "square_steps")
+"""Over how many steps the moments are averages."""
 _FIRST = ("exp_avg", "momentum_buffer")
 
 
@@ -84,7 +86,7 @@ class MomentInstrument(Instrument):
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this instrument can give out."""
-        return tuple(spec(f"parameter.{name}") for name in ("momentum_norm", *NAMES))
+        return tuple(spec(f"parameter.{name}") for name in ("momentum_norm", *HORIZONS, *NAMES))
 
     def after(self, step: OptimizerStep) -> None:
         """Read the state of one optimizer right after it stepped."""
@@ -106,6 +108,9 @@ class MomentInstrument(Instrument):
             if first:
                 norms = l2_norms([dense_entries(moment) for moment in first.values()])
                 self._give("momentum_norm", step, list(first), norms)
+                decays = [_decays(optimizer.param_groups[owned.groups[index]]) for index in first]
+                for name, values in zip(HORIZONS, 1.0 / (1.0 - np.array(decays).T), strict=True):
+                    self._give(name, step, list(first), np.where(values > 1.0, values, np.nan))
             if adam:
                 some = [found.used.numel() < found.whole for found in adam.values()]
                 for name, values in zip(NAMES, _statistics(list(adam.values()), step.scale), strict=True):
@@ -123,7 +128,15 @@ class MomentInstrument(Instrument):
 
     def _give(self, name: str, step: OptimizerStep, indices: list[int], values: Tensor | Floats) -> None:
         owned = step.owned
-        self._out.append(Pending(f"parameter.{name}", owned.sites, values, np.asarray(owned.where)[indices]))
+        where = np.asarray(owned.where)[indices]
+        self._out.append(Pending(f"parameter.{name}", owned.sites, values, where, nan_is_missing=name in HORIZONS))
+
+
+def _decays(group: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the decays of the first and of the second moment of a group, 0 where it has none or they are tensors."""
+    first, second = (*group.get("betas", (group.get("momentum", 0.0), 0.0)), 0.0)[:2]
+    known = [decay if isinstance(decay, (int, float)) and 0.0 <= decay < 1.0 else 0.0 for decay in (first, second)]
+    return float(known[0]), float(known[1])
 
 
 def _read(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> _Adam | None:

@@ -14,6 +14,8 @@ Floats = npt.NDArray[np.float64]
 Kind = Literal["classes", "margin", "soft", "binary", "squared", "absolute", "huber"]
 PICKED: frozenset[Kind] = frozenset(("classes", "margin"))
 """Losses of which targets are numbers of classes."""
+LEAST_SHARE = 0.02
+"""Least probability that a fit by least squares is taken to mean."""
 MOST_FALLS = 8
 """Places at which the scores of the best constant prediction to a margin loss may fall."""
 
@@ -73,6 +75,23 @@ def losses(kind: Kind, predictions: Floats, targets: Floats) -> Floats:
     if kind == "absolute":
         return np.asarray(distance.mean(axis=1))
     return np.asarray(np.where(distance < 1.0, 0.5 * distance**2, distance - 0.5).mean(axis=1))
+
+
+def attained(kind: Kind, fit: Floats, targets: Floats) -> float:
+    """Return the mean loss of a fit to targets, or to a column for each class; NaN where its answers are no scores.
+
+    Args:
+        kind: As above.
+        fit: What it says. Shape: ``[n, outputs]``, of classes ``[n, classes]``.
+        targets: Of classes one column for each, 0 or 1. Shape: that of ``fit``.
+    """
+    if kind in {"margin", "soft"}:
+        return float("nan")
+    if kind in {"classes", "binary"}:  # shares, none of which is certain
+        fit = np.clip(fit, LEAST_SHARE, 1.0 - LEAST_SHARE)
+    if kind == "classes":
+        return float(-np.log((fit * targets).sum(axis=1) / fit.sum(axis=1)).mean())
+    return float(losses(kind, fit, targets).mean())
 
 
 def sense(kind: Kind, predictions: Floats, targets: Floats, known: Floats) -> float:

@@ -40,6 +40,7 @@ SCORES_IN_OVERLAP = "scores given to an overlap"
 UNLIKELY = "log-probabilities without a minus"
 WITHOUT_BOUND = "scale without balance"
 WEIGHTS_TURNED = "weights of classes turned round"
+WEIGHTS_FAR = "weights of classes beyond balance"
 DRAWN_TOGETHER = "predictions drawn together alone"
 WITH_ITSELF = "output compared with itself"
 OWN_POSITIVES = "samples that are their own positives"
@@ -83,6 +84,7 @@ MISTAKES = (
     UNLIKELY,
     WITHOUT_BOUND,
     WEIGHTS_TURNED,
+    WEIGHTS_FAR,
     DRAWN_TOGETHER,
     WITH_ITSELF,
     OWN_POSITIVES,

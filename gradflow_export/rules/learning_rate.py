@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import fall, fell, none_better
 from gradflow_export.rules.history import History
-from gradflow_export.rules.sampled import margin, margins, site_margins
-from gradflow_export.rules.signals import AGAIN, Floats, begun, converged, settled, stuck
+from gradflow_export.rules.sampled import first_step, margin, margins, steps_of_layers
+from gradflow_export.rules.signals import AGAIN, begun, converged, settled, stuck, warms_up
 
 _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
 """What leaves a loss flat at any learning rate."""
@@ -103,7 +101,7 @@ class LearningRate(Rule):
         _, past = loss.whole()
         # What comes after the first may be what too large a step did.
         first, now = min(median(past[:3]), loss.first), median(loss.values[-10:])
-        if loss.low < 0 and not _warms_up(history):  # its level has no zero to compare with
+        if loss.low < 0 and not warms_up(history):  # its level has no zero to compare with
             return tuple(self._timid(record, history, first, now))
         if not (first > 0 and np.isfinite(first)):
             return ()
@@ -128,13 +126,13 @@ class LearningRate(Rule):
         return not now < self.fallen * loss.first
 
     def _large(self, history: History, first: float, now: float) -> Iterable[Finding]:
-        steps, ratios = _steps_of_layers(history, self.gain)
+        steps, ratios = steps_of_layers(history, self.gain)
         big = ratios >= self.replaced
         if int(big.sum()) < self.times or now < self.fallen * first:
             return
         rate, worst = history.run("learning_rate"), float(ratios[big].max())
         # Later steps may be those of a run that has exploded: the first one tells how much too large the rate is.
-        begun = _first_step(history, self.gain)
+        begun = first_step(history, self.gain)
         begun = begun if begun >= self.replaced else float(ratios[int(np.argmax(big))])  # not where rates rose
         times = min(max(begun / 1e-2, 10.0), 1e3)
         lower = f" from {number(rate.high)} to about {number(rate.high / times)}" if rate.count else ""
@@ -181,7 +179,7 @@ class LearningRate(Rule):
         if rate.count > 1 and rate.high > 0 and rate.last < self.decayed * rate.high:
             yield from self._decayed(record, history, first, now)
             return
-        if _warms_up(history):
+        if warms_up(history):
             return
         updates, gradients = history.run("update.total_norm"), history.run("gradient.total_norm")
         norms = dict(zip(gradients.steps.tolist(), gradients.values.tolist(), strict=True))
@@ -276,55 +274,59 @@ class LearningRate(Rule):
         yield replace(found, urgent=True)  # what it was judged by are many losses already
 
 
-def _warms_up(history: History) -> bool:
-    """Whether the rate rises fast: by a fifth and more within ten steps, however few of them were recorded."""
-    steps, rates = history.run("learning_rate").steps, history.run("learning_rate").values
-    before = rates[steps <= steps[-1:] - 10]
-    return len(before) > 0 and float(rates[-1]) > 1.2 * float(before[-1])
+@dataclass(frozen=True, kw_only=True)
+class UnevenSteps(Rule):
+    """Find layers that stay as they were drawn, though they are trained, while others move a thousand times as fast.
 
+    A group with a far too low rate leaves random features below a head that learns. Even if all steps had one
+    direction, such a layer would have moved by less than ``rest`` of its size.
 
-def _usual(history: History, gain: float) -> npt.NDArray[np.intp]:
-    """Return the places of layers that began with weights of a usual size among those whose steps were read."""
-    ratios, gains = history.at_sites("parameter.update_ratio"), history.at_sites("parameter.initial_gain")
-    return _places(ratios.sites, gains.sites, gains.first.tobytes(), gain)
-
-
-@functools.lru_cache(maxsize=8)
-def _places(sites: tuple[str, ...], begun: tuple[str, ...], gains: bytes, gain: float) -> npt.NDArray[np.intp]:
-    """Return which sites began with a gain of at least so much: rules ask at each record, and it does not change."""
-    firsts = np.frombuffer(gains, dtype=np.float32).tolist()
-    usual = {site for site, first in zip(begun, firsts, strict=True) if first >= gain}
-    found = np.array([index for index, site in enumerate(sites) if site in usual], dtype=np.intp)
-    found.setflags(write=False)
-    return found
-
-
-def _first_step(history: History, gain: float) -> float:
-    """Return the median over these layers of the first update to weight ratio that was read; 0 without any."""
-    first = history.at_sites("parameter.update_ratio").first[_usual(history, gain)].astype(np.float64)
-    first = first[np.isfinite(first)]
-    return median(first) if first.size else 0.0
-
-
-def _steps_of_layers(history: History, gain: float) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Return the median update to weight ratio over the layers that began with weights of a usual size.
-
-    What begins with zeros or next to them grows by itself, whatever the learning rate. Of ratios that are estimated the
-    least that is likely counts.
-
-    Returns:
-        Steps and ratios, 0 where nothing was read. Shape of both: ``[readings]``.
+    Attributes:
+        rest: Greatest share of its size by which a layer that rests has moved.
+        apart: Least ratio of the steps of others to its own.
+        settle: Steps before it is judged.
+        part: Least share of the parameters that rest: some have no gradient by invariance.
     """
-    ratios, columns = history.at_sites("parameter.update_ratio"), _usual(history, gain)
-    values = (ratios.values - site_margins(history, "parameter.update_ratio"))[:, columns].astype(np.float64)
-    told = ratios.present[:, columns] & np.isfinite(values)
-    counts = told.sum(axis=1)
-    # All medians at once: this is asked at each record. What was not read is sorted to the end.
-    ordered, row = np.sort(np.where(told, values, np.inf), axis=1), np.arange(len(values))
-    if not ordered.size:
-        return ratios.steps, np.zeros(len(values))
-    low, high = (ordered[row, np.maximum((counts - 1 + odd) // 2, 0)] for odd in (0, 1))
-    return ratios.steps, np.where(counts > 0, np.where(counts % 2, low, 0.5 * (low + high)), 0.0)
+
+    rest: float = 3e-3
+    apart: float = 1e3
+    settle: int = 60
+    part: float = 0.4
+    patience: int = 2
+
+    name: ClassVar[str] = "uneven-steps"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.update_ratio",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate", "parameter.update_ratio")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the greatest of the last steps of each layer."""
+        ratios = history.at_sites("parameter.update_ratio")
+        if record.step < self.settle or len(ratios.sites) < 2 or len(ratios.steps) < 5 or warms_up(history):
+            return ()
+        told = np.where(ratios.present & np.isfinite(ratios.values), ratios.values, 0.0)
+        most = told.astype(np.float64).max(axis=0)
+        still = (most > 0) & (most * record.step < self.rest) & (most * self.apart < most.max())
+        if still.mean() < self.part:
+            return ()
+        layers, worst = tuple(ratios.sites[index] for index in np.flatnonzero(still)), float(most[still].max())
+        message = (
+            f"a step changes {some(layers)} by at most {number(100 * worst)} % of their size, and other layers by "
+            f"{number(100 * float(most.max()))} %: after {record.step} steps they still have their initial weights."
+        )
+        advice = "look at optimizer.param_groups, and give them the rate of the others; if meant, freeze them."
+        return (
+            Finding(
+                IssueType.LEARNING_RATE,
+                Severity.MEDIUM,
+                layers,
+                worst,
+                self.rest / record.step,
+                message,
+                advice,
+                origin="too small",
+                follows_from=(*_FLAT, IssueType.BAD_INIT, IssueType.NOT_TRAINING, IssueType.STAGNATION),
+            ),
+        )
 
 
 def _leapt(history: History, leap: float, jump: float) -> Iterable[Finding]:

@@ -110,3 +110,47 @@ class OutdatedSecondMoment(Rule):
             "rate of these parameters."
         )
         return (Finding(IssueType.OPTIMIZER_STATE, Severity.LOW, layers, worst, self.ratio, message, advice),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongMomentum(Rule):
+    """Find momentum that outlasts what it is divided by, or that carries steps on for hundreds of steps.
+
+    Adam divides the mean of the gradients by the root of their mean square. Where the mean reaches back farther than
+    the square, ``beta1^2 >= beta2^(1/2)``, it divides old gradients by the size of new ones: the condition of its proof
+    of convergence is not met, as where the two were swapped. Momentum of 1 - 1 / n makes a step n times as large and
+    turns back after some n steps alone.
+
+    Source: Kingma and Ba 2015, arXiv:1412.6980, theorem 4.1.
+
+    Attributes:
+        steps: Least number of steps that is too many.
+    """
+
+    steps: float = 200.0
+    patience: int = 2
+
+    name: ClassVar[str] = "long momentum"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.momentum_steps",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the settings of this record."""
+        reading = reading_of(record, "parameter.momentum_steps")
+        squares = reading_of(record, "parameter.square_steps").as_dict()
+        known = reading.present & np.isfinite(reading.values) & (reading.values >= 1.0)
+        first = 1.0 - 1.0 / np.where(known, reading.values, 1.0).astype(np.float64)
+        second = np.array([max(squares.get(site) or 1.0, 1.0) for site in reading.sites])
+        swapped = known & (second > 1.0) & (first**2 >= np.sqrt(1.0 - 1.0 / np.where(second > 1.0, second, 2.0)))
+        ill = only(reading, swapped | (known & (first >= 1.0 - 1.001 / self.steps)))
+        if not ill.sites or solved(history):
+            return ()
+        worst = float(ill.values.max())
+        message = (
+            f"momentum of {some(ill.sites)} averages over {number(worst)} steps"
+            + (", more than the second moment that it is divided by" if swapped.any() else "")
+            + ": steps follow gradients that are long past."
+        )
+        advice = "use betas=(0.9, 0.999) with Adam, and momentum=0.9 with SGD."
+        kind = IssueType.OPTIMIZER_STATE if (second > 1.0).any() else IssueType.LEARNING_RATE
+        return (Finding(kind, Severity.MEDIUM, ("",), worst, self.steps, message, advice, cause="momentum"),)

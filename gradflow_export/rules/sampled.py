@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.records.catalog import spec
+from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Reading, StepRecord
 from gradflow_export.rules.evidence import reading_of
 from gradflow_export.rules.history import History
@@ -75,3 +78,47 @@ def _margin(metric: str, errors: npt.ArrayLike, values: npt.ArrayLike) -> Floats
 def _sizes(values: npt.ArrayLike) -> Floats:
     """Return magnitudes, 0 for what is not finite."""
     return np.asarray(np.abs(np.where(np.isfinite(values), values, 0.0)), dtype=np.float64)
+
+
+def usual(history: History, gain: float) -> npt.NDArray[np.intp]:
+    """Return the places of layers that began with weights of a usual size among those whose steps were read."""
+    ratios, gains = history.at_sites("parameter.update_ratio"), history.at_sites("parameter.initial_gain")
+    return _places(ratios.sites, gains.sites, gains.first.tobytes(), gain)
+
+
+@functools.lru_cache(maxsize=8)
+def _places(sites: tuple[str, ...], begun: tuple[str, ...], gains: bytes, gain: float) -> npt.NDArray[np.intp]:
+    """Return which sites began with a gain of at least so much: rules ask at each record, and it does not change."""
+    firsts = np.frombuffer(gains, dtype=np.float32).tolist()
+    usual = {site for site, first in zip(begun, firsts, strict=True) if first >= gain}
+    found = np.array([index for index, site in enumerate(sites) if site in usual], dtype=np.intp)
+    found.setflags(write=False)
+    return found
+
+
+def first_step(history: History, gain: float) -> float:
+    """Return the median over these layers of the first update to weight ratio that was read; 0 without any."""
+    first = history.at_sites("parameter.update_ratio").first[usual(history, gain)].astype(np.float64)
+    first = first[np.isfinite(first)]
+    return median(first) if first.size else 0.0
+
+
+def steps_of_layers(history: History, gain: float) -> tuple[npt.NDArray[np.int64], Floats]:
+    """Return the median update to weight ratio over the layers that began with weights of a usual size.
+
+    What begins with zeros or next to them grows by itself, whatever the learning rate. Of ratios that are estimated the
+    least that is likely counts.
+
+    Returns:
+        Steps and ratios, 0 where nothing was read. Shape of both: ``[readings]``.
+    """
+    ratios, columns = history.at_sites("parameter.update_ratio"), usual(history, gain)
+    values = (ratios.values - site_margins(history, "parameter.update_ratio"))[:, columns].astype(np.float64)
+    told = ratios.present[:, columns] & np.isfinite(values)
+    counts = told.sum(axis=1)
+    # All medians at once: this is asked at each record. What was not read is sorted to the end.
+    ordered, row = np.sort(np.where(told, values, np.inf), axis=1), np.arange(len(values))
+    if not ordered.size:
+        return ratios.steps, np.zeros(len(values))
+    low, high = (ordered[row, np.maximum((counts - 1 + odd) // 2, 0)] for odd in (0, 1))
+    return ratios.steps, np.where(counts > 0, np.where(counts % 2, low, 0.5 * (low + high)), 0.0)

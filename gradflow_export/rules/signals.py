@@ -263,6 +263,13 @@ def begun(steps: npt.NDArray[np.int64], flags: BoolArray, again: int = AGAIN) ->
     return np.where(lasts & (steps[np.minimum(at + again - 1, n - 1)] - steps[at] < again), start, n)
 
 
+def warms_up(history: History) -> bool:
+    """Whether the rate rises fast: by a fifth and more within ten steps, however few of them were recorded."""
+    steps, rates = history.run("learning_rate").steps, history.run("learning_rate").values
+    before = rates[steps <= steps[-1:] - 10]
+    return len(before) > 0 and float(rates[-1]) > 1.2 * float(before[-1])
+
+
 def inside(module: str, block: str) -> bool:
     """Whether ``module`` is ``block`` or lies within it."""
     return module == block or module.startswith(block + ".")

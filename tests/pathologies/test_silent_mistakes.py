@@ -500,11 +500,11 @@ def test_a_part_of_the_loss_that_others_drown():
 
 def test_what_a_fit_in_closed_form_explains_must_be_learned():
     """At a level that falls a little, targets that lie open are told; not where they do not, or the loss comes down."""
-    creeps = {"target.explained": 0.9, "loss.sense": 4.0}
+    creeps = {"target.attained": 0.1, "loss.sense": 4.0}
     assert judged(lambda _: 0.95, NotLearning(), **creeps) == [IssueType.NOT_LEARNING]
     assert judged(lambda step: 2.0 - 0.002 * step, NotLearning(), **creeps) == [IssueType.NOT_LEARNING]
-    assert judged(lambda _: 0.95, NotLearning(), **{**creeps, "target.explained": 0.1}) == []
-    assert judged(lambda step: 1.2 - 0.003 * step, NotLearning(), **creeps) == []
+    assert judged(lambda _: 0.95, NotLearning(), **{**creeps, "target.attained": 0.9}) == []
+    assert judged(lambda step: 1.2 - 0.003 * step, NotLearning(), falls=0.003, **creeps) == []
     assert judged(lambda _: 0.95, NotLearning(), **creeps, **{"target.uniform_share": 1.0}) == []
 
 

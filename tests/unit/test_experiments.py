@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections import deque
 from pathlib import Path
 
 import psutil
@@ -26,7 +27,7 @@ from gradflow_export.experiments.battery import Battery, Verdict, longer
 from gradflow_export.experiments.decision import Baseline, Trial, best
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import parse, scale
-from gradflow_export.experiments.runs import Result
+from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.sandbox import COPY, Sandbox, outermost, size
 from gradflow_export.experiments.survey import Training, joined
 from gradflow_export.experiments.target import Target, cells
@@ -576,3 +577,17 @@ def test_where_no_overlay_is_allowed_a_small_folder_is_copied(tmp_path, monkeypa
         os._exit(0 if seen == "data" and Path.cwd() != tmp_path / "a" else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert (tmp_path / "a" / "data.txt").read_text(encoding="utf-8") == "data"
+
+
+def test_runs_draw_the_same_numbers_of_python(tmp_path):
+    """A script that draws its samples with ``random`` is the same in every run, though each is a process of its own."""
+    path = tmp_path / "train.py"
+    draw = "torch.randint(256, (32,))"
+    path.write_text(textwrap.dedent(SCRIPT).replace(draw, "random.sample(range(256), 32)"), encoding="utf-8")
+    path.write_text("import random\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    with Laboratory(Target(path), jobs=1) as laboratory:
+        laboratory.examine(laboratory.look(steps=20).trainings[-1])
+        runs = deque(Request(names, 0, 20) for names in ((), (), ("look", "no steps"), ("look",)))
+        one, other, still, look = (result for _, result in laboratory.run(runs))
+    assert one.losses == other.losses
+    assert still.facts["digests"] == look.facts["digests"]

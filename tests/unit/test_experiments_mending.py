@@ -163,7 +163,12 @@ def test_targets_in_thousands_leave_the_loss_in_its_unit():
     torch.testing.assert_close(functional.mse_loss(given[0], target), torch.tensor(0.0))
     quiet = AnswersInUnits()
     quiet.function("mse_loss", (torch.zeros(3), torch.tensor([-1.0, 0.0, 1.0])), {})
+    quiet.function("__sub__", (target[:, None], torch.ones(1, requires_grad=True)), {})
     assert (change.acted, quiet.acted) == (True, False)
+    answer = torch.zeros(3, requires_grad=True)
+    for at, pair in enumerate(((answer, target), (target, answer))):
+        given, _ = AnswersInUnits().function("__sub__", pair, {})
+        assert given[at].tolist() == [300_000.0] * 3
 
 
 def test_steps_that_half_precision_rounds_away_are_taken():

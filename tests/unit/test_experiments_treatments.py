@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.nn.utils import rnn
 from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline, Trial
 from gradflow_export.experiments.facts import Facts
-from gradflow_export.experiments.interventions import ClearedGradients, EverythingTrained
+from gradflow_export.experiments.interventions import ClearedGradients, EverythingTrained, FullRate
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.mending.labels import KeptDifferences, SignedLabels
 from gradflow_export.experiments.mending.losses import OwnAxis
@@ -350,3 +351,36 @@ def test_evaluation_without_chance_needs_no_lower_loss():
     names = ("evaluate in evaluation mode",)
     trial = Trial(names, {0: 0.25, 1: 0.3, 2: 0.22}, gone=gone, mistake=all(find(name).mistake for name in names))
     assert trial.relieves(baseline)
+
+
+@pytest.mark.parametrize("scheduled", [True, False])
+def test_a_warm_up_is_skipped_for_a_step_and_goes_on(scheduled):
+    """Each group steps with the rate that it was made with, and the script's own rate is there again after it."""
+    weights = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": [each]} for each in weights], lr=0.5)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 1000) if scheduled else None
+    facts, change = Facts(), FullRate()
+    for _ in range(3):
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] if scheduled else 0.0005
+        before = [group["lr"] for group in optimizer.param_groups]
+        facts.before_step(optimizer)
+        change.before_step(optimizer)
+        assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.5]
+        optimizer.step()
+        change.after_step(optimizer)
+        assert [group["lr"] for group in optimizer.param_groups] == before
+        if scheduler is not None:
+            scheduler.step()
+    assert facts.told()["reached"] < 0.01
+    assert change.acted
+
+
+def test_a_blind_script_is_cured_by_what_makes_it_see():
+    """A loss that falls further, and as far with meaningless inputs, is no cure of one that did so; else it is."""
+    blind, seeing = Baseline((1.0,) * 3, (0.5,) * 3, {"noise": 0.5}), Baseline((1.0,) * 3, (0.95,) * 3, {"noise": 0.95})
+    trial = Trial(("learning rate x 10",), {0: 0.1, 1: 0.1, 2: 0.1})
+    assert trial.rescues(seeing)
+    assert not trial.rescues(blind)
+    assert not replace(trial, blind={0: 0.1, 1: 0.1, 2: 0.1}).rescues(blind)
+    assert replace(trial, blind={0: 0.4, 1: 0.4, 2: 0.4}).rescues(blind)

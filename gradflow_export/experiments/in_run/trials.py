@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.experiments.decision import Baseline, Trial
+from gradflow_export.experiments.decision import Baseline, Trial, number
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.in_run.tape import Batch, Tape
 from gradflow_export.experiments.interventions import Intervention
@@ -279,8 +279,8 @@ def _child(
 def _alone(kept: int) -> int:
     """Close every file that came along but one; nothing is flushed, which the run will do itself."""
     nothing = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(nothing, number)
+    for handle in (0, 1, 2):
+        os.dup2(nothing, handle)
     # A number that nothing had: what is closed later, by objects that came along, must not be this.
     own = os.dup(kept)
     os.closerange(3, own)
@@ -314,14 +314,14 @@ class Course:
             trial = self._trial(each, baseline)
             if trial.acted and not trial.error:
                 (helpful if trial.rescues(baseline) else vain).append(trial)
-        before = _number(baseline.effect[0])
+        before = number(baseline.effect[0])
         parts = [
-            f"{trial.names[0]}: the loss reaches {_number(trial.effects[0])} instead of {before}, in {ORDERS} of "
+            f"{trial.names[0]}: the loss reaches {number(trial.effects[0])} instead of {before}, in {ORDERS} of "
             f"{ORDERS} orders of the batches"
             for trial in sorted(helpful, key=lambda trial: trial.effects[0])
         ]
         if vain:
-            tried = ", ".join(f"{trial.names[0]} ({_number(trial.effects[0])})" for trial in vain)
+            tried = ", ".join(f"{trial.names[0]} ({number(trial.effects[0])})" for trial in vain)
             parts.append(f"in vain, where the loss is {before} as it is: {tried}")
         where = f"in {STEPS} steps of a copy on the last {len(self._batches)} batches"
         return f"Tried {where}: {'; '.join(parts)}." if parts else ""
@@ -383,7 +383,3 @@ class Course:
                     torch.autograd.backward(batch.again(self._model))
                     for optimizer in self._optimizers:
                         optimizer.step()
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if math.isfinite(value) else "NaN or Inf"

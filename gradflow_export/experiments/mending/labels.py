@@ -51,8 +51,8 @@ class Answers:
         return None
 
 
-class SignedLabels(Intervention):
-    """Gives losses of a margin -1 and 1 in place of 0 and 1: those of torch, and products of labels and answers."""
+class Remembering(Intervention):
+    """Remembers what models answered since the last step."""
 
     stays = True
 
@@ -70,6 +70,10 @@ class SignedLabels(Intervention):
         """Forget what was answered before it."""
         del optimizer
         self._answers.clear()
+
+
+class SignedLabels(Remembering):
+    """Gives losses of a margin -1 and 1 in place of 0 and 1: those of torch, and products of labels and answers."""
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Change the labels."""

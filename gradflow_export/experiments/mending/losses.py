@@ -22,6 +22,7 @@ ELEMENTWISE = frozenset((
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy",
     "__sub__", "sub", "__rsub__",
 ))  # fmt: skip
+DISTANCES = frozenset(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "__sub__", "sub"))
 RATES = "poisson_nll_loss"
 ACTIVATIONS = frozenset((
     "sigmoid", "tanh", "relu", "softplus", "hardtanh", "relu6", "gelu", "leaky_relu", "elu", "silu",
@@ -137,8 +138,8 @@ class TargetsAsShares(Intervention):
         """Divide them; below 0 there is no share."""
         if name not in {"binary_cross_entropy", "binary_cross_entropy_with_logits"}:
             return args, kwargs
-        target = args[1] if len(args) > 1 else kwargs.get("target")
-        if not isinstance(target, Tensor) or not target.numel():
+        target, put = argument(1, "target", args, kwargs)
+        if target is None or not target.numel():
             return args, kwargs
         low, high = (float(each) for each in target.detach().aminmax())
         if not self._greatest and (high > 1 or low < 0):
@@ -146,8 +147,7 @@ class TargetsAsShares(Intervention):
         if not self._greatest:
             return args, kwargs
         self.acted = True
-        mended = (target / self._greatest).clamp(0, 1)
-        return ((args[0], mended, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "target": mended})
+        return put((target / self._greatest).clamp(0, 1))
 
 
 class LabelsAsShares(Intervention):
@@ -157,20 +157,22 @@ class LabelsAsShares(Intervention):
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Divide them; targets that are numbers of classes have no rows."""
-        target = args[1] if len(args) > 1 else kwargs.get("target")
-        if name not in ENTROPIES or not isinstance(target, Tensor) or not target.is_floating_point():
+        target, put = argument(1, "target", args, kwargs)
+        if name not in ENTROPIES or target is None or not target.is_floating_point():
             return args, kwargs
         axis = 1 if target.dim() > 1 else 0
         sums = target.sum(axis, keepdim=True)
         if not target.numel() or float(target.detach().min()) < 0 or float(sums.max()) <= 1 + MARGIN:
             return args, kwargs
         self.acted = True
-        mended = target / sums.clamp_min(_TINY)
-        return ((args[0], mended, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "target": mended})
+        return put(target / sums.clamp_min(_TINY))
 
 
 class AnswersInUnits(Intervention):
-    """Reads predictions as standardized ones, where targets are far from 0 or far apart: the loss keeps its unit."""
+    """Reads predictions as standardized ones, where targets are far from 0 or far apart: the loss keeps its unit.
+
+    Losses of torch, and differences in a loss that is written by hand.
+    """
 
     stays = True
     FAR = 30.0
@@ -181,11 +183,17 @@ class AnswersInUnits(Intervention):
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Scale and shift them by the spread and the mean of the first targets."""
-        if name not in {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}:
+        if name not in DISTANCES:
             return args, kwargs
-        given, put = first(args, kwargs)
-        target = args[1] if len(args) > 1 else kwargs.get("target")
-        if given is None or not isinstance(target, Tensor) or target.requires_grad or target.numel() < 2:
+        given, put = argument(0, "input", args, kwargs)
+        target, other = argument(1, "target", args, kwargs)
+        if given is not None and target is not None and target.requires_grad and not given.requires_grad:
+            # Of a difference either may come first.
+            given, target, put = target, given, other
+        if given is None or target is None or target.requires_grad or target.numel() < 2:
+            return args, kwargs
+        if given.shape != target.shape and name not in LOSSES:
+            # What a layer subtracts is most often broadcast.
             return args, kwargs
         if self._units is None:
             mean, spread = float(target.double().mean()), float(target.double().std())
@@ -304,10 +312,19 @@ def first(
     args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Tensor | None, Callable[[Tensor], tuple[Any, Any]]]:
     """Return the first argument, and what puts another in its place."""
-    if args:
-        return (args[0] if isinstance(args[0], Tensor) else None), lambda made: ((made, *args[1:]), kwargs)
-    given = kwargs.get("input")
-    return (given if isinstance(given, Tensor) else None), lambda made: (args, {**kwargs, "input": made})
+    return argument(0, "input", args, kwargs)
+
+
+def argument(
+    at: int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Tensor | None, Callable[[Tensor], tuple[Any, Any]]]:
+    """Return an argument where it is a tensor, by its position and its name, and what puts another in its place."""
+    given = args[at] if len(args) > at else kwargs.get(name)
+
+    def put(made: Tensor) -> tuple[Any, Any]:
+        return ((*args[:at], made, *args[at + 1 :]), kwargs) if len(args) > at else (args, {**kwargs, name: made})
+
+    return (given if isinstance(given, Tensor) else None), put
 
 
 def _is_view(output: Tensor, inner: Tensor) -> bool:

@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.autograd_graph.nodes import below, kind_of
 from gradflow_export.experiments.interventions import Intervention, weights
-from gradflow_export.experiments.mending.labels import Answers
+from gradflow_export.experiments.mending.labels import Remembering
 from gradflow_export.experiments.mending.losses import LOSSES, first
 from gradflow_export.experiments.model_edits import LAYERS, tensors
 
@@ -21,29 +21,13 @@ SUMS = frozenset(("__add__", "__radd__", "__iadd__", "add"))
 SHORT = frozenset((torch.bfloat16, torch.float16))
 
 
-class OpenPassages(Intervention):
+class OpenPassages(Remembering):
     """Lets gradients pass within the model: ``no_grad``, ``detach`` and ``sample`` there hold none back any more.
 
     A loss of nothing but numbers, one of which the model has just answered, is given that answer.
     """
 
-    stays = True
     opens = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._answers = Answers()
-
-    def left(self, module: nn.Module, output: Any) -> Any:
-        """Remember the answer."""
-        del module
-        self._answers.take(output)
-        return output
-
-    def after_step(self, optimizer: Optimizer) -> None:
-        """Forget what was answered before it."""
-        del optimizer
-        self._answers.clear()
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Let a checkpoint look at what its own block uses, and a loss at what was answered."""

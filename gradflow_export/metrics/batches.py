@@ -1,0 +1,74 @@
+"""How inputs are scaled, and how heavy the classes of a loss are: what a few rows of a batch show by themselves."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gradflow_export.records.statistics import median
+
+Floats = npt.NDArray[np.float64]
+SLIVER = 1e-3
+"""Part of the spread of all inputs within which the middle half of a feature lies, where that is squeezed."""
+FEW = 16
+"""Fewest rows of which quartiles are taken."""
+WEIGHED = 256
+"""Fewest labels whose frequency is laid beside the weights of their classes."""
+FAR = 20.0
+"""Weight of a class that is not frequent beside all others together, at which it alone counts."""
+
+
+def input_statistics(x: Floats) -> dict[str, float]:
+    """Return metrics of what enters a model, by name; none where no row is finite.
+
+    Args:
+        x: Inputs, one row per sample. Shape: ``[n, features]``.
+    """
+    finite = x[np.isfinite(x).all(axis=1)]
+    if not len(finite):
+        return {}
+    sizes = np.sqrt(np.square(finite).mean(axis=0))
+    used = sizes[sizes > 0]
+    ordered, n = np.sort(finite, axis=0), len(finite)
+    middle = ordered[(3 * n) // 4] - ordered[n // 4]
+    squeezed = (middle > 0) & (middle < SLIVER * finite.std())
+    return {
+        "input.rms": float(np.sqrt(np.square(finite).mean())),
+        "input.mean": float(finite.mean()),
+        "input.std": float(finite.std()),
+        "input.max": float(np.abs(finite).max()),
+        "input.feature_ratio": float(used.max() / median(used)) if len(used) else 1.0,
+        "input.constant_share": float((finite == finite[:1]).all(axis=0).mean()) if len(finite) > 1 else 0.0,
+        "input.whole_share": float(np.isclose(finite, np.round(finite), rtol=1e-5, atol=0.0).mean()),
+        "input.squeezed_share": float(squeezed.mean()) if n >= FEW else 0.0,
+    }
+
+
+def heavy_class(often: Floats, weights: Floats) -> tuple[Literal["turned", "far"], float] | None:
+    """Return what is odd about the weights of classes beside their frequency.
+
+    Args:
+        often: How often each class was seen. Shape: ``[classes]``.
+        weights: Of each class in the loss. Shape: ``[classes]``.
+
+    Returns:
+        ``"turned"`` where weights are frequencies, and the rarest's weight beside the most frequent's; ``"far"`` where
+        one class that is not frequent outweighs all others, and how far; ``None`` where neither is.
+    """
+    here = (often >= 4) & (weights > 0)
+    if often.sum() < WEIGHED or here.sum() < 2:
+        return None
+    heavy = often * weights
+    first = int(heavy.argmax())
+    rest = float(heavy.sum() - heavy[first])
+    if heavy[first] >= FAR * rest and 2 * often[first] < often.sum():
+        return "far", float(heavy[first]) / rest
+    much, weigh = np.log(often[here]), np.log(weights[here])
+    much, weigh = much - much.mean(), weigh - weigh.mean()
+    slope = float(much @ weigh / (much @ much)) if np.ptp(much) > math.log(3.0) else 0.0
+    follows = 0.67 < slope < 1.5 and float(np.square(weigh - slope * much).sum()) < 0.1 * float(weigh @ weigh)
+    rare, usual = here.nonzero()[0][[much.argmin(), much.argmax()]]
+    return ("turned", float(weights[rare] / weights[usual])) if follows else None
