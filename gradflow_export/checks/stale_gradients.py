@@ -11,6 +11,7 @@ import numpy as np
 from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.history import History, SiteSeries
+from gradflow_export.rules.signals import AGAIN, begun
 
 
 class _Left(NamedTuple):
@@ -50,7 +51,8 @@ class StaleGradient(Check):
         are cleared before their own pass.
 
     Attributes:
-        readings: Minimum number of steps with such a gradient, among the last 16 that were read.
+        readings: Minimum number of steps with such a gradient, among the last 16 that were read; three consecutive
+            steps are enough if no earlier step had one.
         share: Minimum fraction of them.
         patience: One; ``readings`` already requires persistence.
     """
@@ -119,7 +121,9 @@ class StaleGradient(Check):
         """Return where something was left in the newest reading and in many before, of those that tell."""
         left = told & np.isfinite(series.values) & (series.values > 0)
         times, looks = left.sum(axis=0), told.sum(axis=0)
-        found = left[-1:].any(axis=0) & (times >= self.readings) & (times >= self.share * looks)
+        now = begun(series.steps, left) < len(left)
+        looks = np.where(now, times, looks)
+        found = left[-1:].any(axis=0) & (now | (times >= self.readings)) & (times >= self.share * looks)
         if not found.any():
             return None
         return _Left(
@@ -152,7 +156,8 @@ class ClearedGradients(Check):
         A gradient was present at any of the followed parameters in one of the last four readings.
 
     Attributes:
-        readings: Minimum number of consecutive readings.
+        readings: Minimum number of consecutive readings; three consecutive steps are enough if gradients were present
+            before.
         patience: One; ``readings`` already requires persistence.
     """
 
@@ -170,20 +175,22 @@ class ClearedGradients(Check):
         kept = history.at_sites("parameter.kept_gradient")
         if not record.facts.get("parameter.kept_gradient") or len(kept.steps) < self.readings:
             return ()
-        values, present = kept.values[-self.readings :], kept.present[-self.readings :]
+        now = begun(kept.steps, kept.present & (kept.values == 0)) < len(kept.steps)
+        readings = AGAIN if now.any() else self.readings
+        values, present = kept.values[-readings:], kept.present[-readings:]
         gone = present.all(axis=0) & (values == 0).all(axis=0)
         if not gone.any() or (present & ~gone).any():
             return ()
         names = tuple(compress(kept.sites, gone))
         message = (
-            f"gradients reached {some(names)} in each of {self.readings} steps and were gone when the optimizer "
+            f"gradients reached {some(names)} in each of {readings} steps and were gone when the optimizer "
             "stepped: they are cleared between backward() and step()."
         )
         advice = (
             "clear gradients before the backward pass, not after it: optimizer.zero_grad(); loss.backward(); "
             "optimizer.step()."
         )
-        since = int(kept.steps[-self.readings])
+        since = int(kept.steps[-readings])
         cause = "cleared before the step"
         return (
             Finding(

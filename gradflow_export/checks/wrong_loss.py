@@ -11,10 +11,12 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from gradflow_export.records import loss_mistakes as known
+from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
 from gradflow_export.rules.evidence import layers_of
 from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import begun
 
 _CE_TAKES_LOGITS = "return the logits and leave softmax to the loss: loss = nn.CrossEntropyLoss()(logits, targets)."
 _BCE_TAKES_LOGITS = (
@@ -152,8 +154,7 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice="map them to 0 and 1: targets = (targets > 0).float(), or targets / 255 for masks read from images.",
         ),
         known.MAXIMISED: _Told(
-            message="The loss has a minus sign and has grown to {0} times that of the best constant prediction: it "
-            "is maximized.",
+            message="The loss has a minus sign: it is maximized.",
             advice="remove the minus: loss = criterion(outputs, targets); cross-entropy and squared error are "
             "already minimized.",
         ),
@@ -287,9 +288,9 @@ class WrongLoss(Check):
     gradients pass; ``shut`` is the fraction of samples for which they do not.
 
     Third, a loss with a minus sign may be the loss of an adversary. It is reported only if it has grown to ``grown``
-    times that of the best constant prediction in ``readings`` consecutive readings. Log-probabilities given to a
-    cross-entropy, which a second log_softmax does not change, and binary cross-entropy on one-hot classes are not
-    mistakes.
+    times that of the best constant prediction in ``readings`` consecutive readings, or if it was as large in all
+    earlier steps without the minus. Log-probabilities given to a cross-entropy, which a second log_softmax does not
+    change, and binary cross-entropy on one-hot classes are not mistakes.
 
     Why it is bad:
         The loss still falls, but to a floor that the mistake sets: a softmax before a cross-entropy over 3 classes
@@ -330,7 +331,7 @@ class WrongLoss(Check):
     quiet: ClassVar[bool] = False  # structure is what it is beside a NaN, and may be why there is one
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.WRONG_LOSS,)
     evidence: ClassVar[tuple[str, ...]] = tuple(f"mistake.{mistake}" for mistake in known.MISTAKES)
-    remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant", f"mistake.{known.RELU_BEFORE_CE}")
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", f"mistake.{known.RELU_BEFORE_CE}")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge what was found in this record."""
@@ -355,7 +356,8 @@ class WrongLoss(Check):
             return (value, self.shut) if len(past) == self.readings and min(past) >= self.shut else None
         if mistake == known.MAXIMISED:
             past = sorted(_greatest(history)[-self.readings :])
-            return (past[-1], self.grown) if len(past) == self.readings and past[0] >= self.grown else None
+            grown = len(past) == self.readings and past[0] >= self.grown
+            return (past[-1], self.grown) if grown else _turned(history)
         return None if math.isnan(value) else (value, 0.0)
 
 
@@ -373,6 +375,15 @@ def _greatest(history: History) -> list[float]:
     rows = usable.any(axis=1)
     values = np.where(usable, series.values, np.float32(-np.inf))[rows]
     return [float(value) for value in values.max(axis=1, initial=-np.inf)]
+
+
+def _turned(history: History) -> tuple[float, float] | None:
+    """Return the size of a loss that became what it was with a minus, against that before, and the least of these."""
+    loss = history.run("loss")
+    start = int(begun(loss.steps, loss.values[:, None] < 0)[0])
+    before, after = loss.values[:start][-10:], np.abs(loss.values[start:])
+    size = median(after) / median(before) if len(after) and len(before) else 0.0
+    return (size, 1 / 3) if 1 / 3 <= size <= 3 else None
 
 
 def _finding(site: str, value: float, threshold: float, layers: tuple[str, ...]) -> Finding:

@@ -16,7 +16,7 @@ from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import fall, fell, none_better
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import margin, margins, site_margins
-from gradflow_export.rules.signals import Floats, converged, settled, stuck
+from gradflow_export.rules.signals import AGAIN, Floats, begun, converged, settled, stuck
 
 _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
 """What leaves a loss flat at any learning rate."""
@@ -52,10 +52,12 @@ class LearningRate(Rule):
         hardly: See ``straight``.
         settle: Number of steps before such small updates are judged.
         jump: Highest earlier learning rate, as a fraction of one that counts as raised.
+        leap: Minimum fraction of the last learning rate that counts as the same, where it rose in one step.
         undone: Minimum number of losses at a raised learning rate.
         least: Minimum number of losses before anything is reported.
         fallen: Fraction of the first loss below which the loss has fallen.
-        decayed: Fraction of the maximum learning rate that counts as nothing.
+        decayed: Fraction of the maximum learning rate that counts as nothing, and of a gradient that clipping leaves.
+        nothing: Norm of a clipped gradient too small for any optimizer, Adam with its ``eps`` included.
     """
 
     replaced: float = 0.2
@@ -68,10 +70,12 @@ class LearningRate(Rule):
     hardly: float = 0.75
     settle: int = 80
     jump: float = 0.35
+    leap: float = 0.5
     undone: int = 20
     least: int = 20
     fallen: float = 0.95
     decayed: float = 1e-3
+    nothing: float = 1e-6
     patience: int = 2
 
     name: ClassVar[str] = "learning-rate"
@@ -79,6 +83,7 @@ class LearningRate(Rule):
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
         "learning_rate",
+        "gradient.clip_scale",
         "parameter.update_ratio",
         "parameter.update_ratio_error",
         "parameter.initial_gain",
@@ -105,6 +110,8 @@ class LearningRate(Rule):
         found = (
             *self._large(history, first, now),
             *self._raised(history, first, now),
+            *_leapt(history, self.leap, self.jump),
+            *_clipped(record, history, self.decayed, self.nothing),
             *(() if converged(record, history) or settled(history) else self._small(record, history, first, now)),
         )
         return found[:1]
@@ -138,7 +145,7 @@ class LearningRate(Rule):
         )
         advice = f"lower the learning rate{lower}; updates of about 0.1 % of the weight norm are usual."
         since = int(steps[int(np.argmax(big))])
-        yield _finding(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
+        yield _finding_of(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
 
     def _raised(self, history: History, first: float, now: float) -> Iterable[Finding]:
         """Yield where a rate that was raised undid what a lower one had learned, and stays where it is."""
@@ -166,11 +173,7 @@ class LearningRate(Rule):
             f"the learning rate rose from {number(old)} to {number(new)} at step {since}, and the loss, "
             f"{number(level)} before, is back at {number(now)}, about its initial value ({number(first)})."
         )
-        advice = (
-            f"keep the learning rate at {number(old)} or below; a decaying schedule multiplies it by a factor below "
-            "1: StepLR(optimizer, step_size, gamma=0.1), lr * 0.1 ** (epoch // 30)."
-        )
-        found = _finding(Severity.HIGH, new / old, 1.0 / self.jump, message, advice, "too large", since)
+        found = _finding_of(Severity.HIGH, new / old, 1.0 / self.jump, message, _stay_of(old), "too large", since)
         yield replace(found, urgent=True)  # what it was judged by are many losses already
 
     def _small(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
@@ -212,12 +215,8 @@ class LearningRate(Rule):
                 f"{number(whole * scale)}."
             )
         elif min(needed) * scale < self.steps:  # it would be no small step if nothing were clipped
-            advice = (
-                f"raise the limit of clipping, which reduces a gradient norm of {number(whole)} to "
-                f"{number(whole * scale)}: clip_grad_norm_(model.parameters(), 1.0) is usual; then, if necessary, "
-                "raise the learning rate."
-            )
-        found = _finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
+            advice = _limit_of(whole * scale, whole)
+        found = _finding_of(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
         yield replace(found, follows_from=_FLAT)
 
     def _timid(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
@@ -244,7 +243,7 @@ class LearningRate(Rule):
             f"raise the learning rate{more} tenfold until the loss falls; the function passed to LambdaLR must "
             "return a factor, not the learning rate itself."
         )
-        found = _finding(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
+        found = _finding_of(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
         yield replace(found, urgent=True, follows_from=_FLAT)  # what it was judged by are many gradients already
 
     def _cut_short(self, history: History) -> bool:
@@ -273,7 +272,7 @@ class LearningRate(Rule):
             "CosineAnnealingLR(optimizer, T_max=epochs * len(loader)); ReduceLROnPlateau needs mode='min' for a "
             "loss."
         )
-        found = _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
+        found = _finding_of(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
         yield replace(found, urgent=True)  # what it was judged by are many losses already
 
 
@@ -383,9 +382,63 @@ def _steps_of_layers(history: History, gain: float) -> tuple[npt.NDArray[np.int6
     return ratios.steps, np.where(counts > 0, np.where(counts % 2, low, 0.5 * (low + high)), 0.0)
 
 
-def _finding(
+def _leapt(history: History, leap: float, jump: float) -> Iterable[Finding]:
+    """Yield a learning rate above all earlier ones that came in one step, with losses above all recent ones."""
+    rate, loss = history.run("learning_rate"), history.run("loss")
+    start = int(begun(rate.steps, rate.values[:, None] >= leap * rate.last)[0]) if rate.count else 0
+    if start == len(rate.steps):
+        return
+    since = int(rate.steps[start])
+    steps, rates = rate.all()
+    old = float(rates[steps < since].max())
+    before, after = loss.values[loss.steps <= since][-32:], loss.values[loss.steps > since][-AGAIN:]
+    if old > jump * rate.last or min(len(after), len(before) / 5) < AGAIN:
+        return
+    level, now = median(before), median(after)
+    if not (after.min() > before.max() and now > 2.0 * level):
+        return
+    message = (
+        f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and each of the last "
+        f"{AGAIN} losses lies above the {len(before)} before: {number(now)}, after {number(level)}."
+    )
+    found = _finding_of(Severity.HIGH, rate.last / old, 1 / jump, message, _stay_of(old), "too large", since)
+    yield replace(found, urgent=True)
+
+
+def _clipped(record: StepRecord, history: History, share: float, nothing: float) -> Iterable[Finding]:
+    """Yield clipping that leaves less of the gradient than any optimizer can use."""
+    scale, whole = history.run("gradient.clip_scale"), history.run("gradient.total_norm").last
+    left, steps = scale.values[-AGAIN:], scale.steps[-AGAIN:]
+    close = len(steps) == AGAIN and record.step == steps[-1] < steps[0] + AGAIN
+    if close and float(left.max()) < share and whole * float(left[-1]) < nothing:
+        message = (
+            f"clipping reduces a gradient norm of {number(whole)} to {number(whole * float(left[-1]))} in each step."
+        )
+        advice = _limit_of(whole * float(left[-1]), whole)
+        found = _finding_of(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0]))
+        yield replace(found, urgent=True)
+
+
+def _limit_of(left: float, whole: float) -> str:
+    """Return what to do about gradients that are clipped too far."""
+    return (
+        f"raise the limit of clipping, which reduces a gradient norm of {number(whole)} to {number(left)}: "
+        "clip_grad_norm_(model.parameters(), 1.0) is usual; then, if necessary, raise the learning rate."
+    )
+
+
+def _stay_of(old: float) -> str:
+    """Return what to do about a rate that rose from one that was good."""
+    return (
+        f"keep the learning rate at {number(old)} or below; a decaying schedule multiplies it by a factor below 1: "
+        "StepLR(optimizer, step_size, gamma=0.1), lr * 0.1 ** (epoch // 30)."
+    )
+
+
+def _finding_of(
     severity: Severity, value: float, threshold: float, message: str, advice: str, cause: str, since: int
 ) -> Finding:
+    """Return what is wrong with a learning rate."""
     return Finding(
         IssueType.LEARNING_RATE,
         severity,

@@ -14,11 +14,14 @@ import numpy.typing as npt
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.statistics import median
-from gradflow_export.records.step_record import Reading, StepRecord
+from gradflow_export.records.step_record import BoolArray, Reading, StepRecord
 from gradflow_export.rules.evidence import reading_of
 from gradflow_export.rules.history import History, SiteSeries
 
 Floats = npt.NDArray[np.float64]
+
+AGAIN = 3
+"""Steps in a row after which what is exact, and was otherwise before, is no coincidence."""
 
 
 @dataclass(frozen=True)
@@ -238,12 +241,34 @@ def connections(series: SiteSeries) -> npt.NDArray[np.int64]:
     return np.clip(np.where(known, series.values, 0.0), 0, 2**24).astype(np.int64)
 
 
+def begun(steps: npt.NDArray[np.int64], flags: BoolArray, again: int = AGAIN) -> npt.NDArray[np.int64]:
+    """Return since which reading something holds that held in none before: where it began, and is no coincidence.
+
+    Args:
+        steps: Of the readings, oldest first. Shape: ``[n]``.
+        flags: Whether it held in each of them. Shape: ``[n, sites]``.
+        again: In so many steps in a row it has to hold at first, and not to have held in as many readings before; one
+            is left of these where the window is about to end.
+
+    Returns:
+        The place of the first reading with it, ``n`` where it has not begun. Shape: ``[sites]``.
+    """
+    n, count = len(flags), flags.sum(axis=0)
+    start = n - count
+    if n < 2 * again:
+        return np.full(len(count), n)
+    known = start >= (1 if n > 4 * again else again)
+    lasts = (flags == (np.arange(n)[:, None] >= start)).all(axis=0) & (count >= again) & known
+    at = np.where(lasts, start, 0)
+    return np.where(lasts & (steps[np.minimum(at + again - 1, n - 1)] - steps[at] < again), start, n)
+
+
 def inside(module: str, block: str) -> bool:
     """Whether ``module`` is ``block`` or lies within it."""
     return module == block or module.startswith(block + ".")
 
 
-def taking_turns(history: History) -> set[str]:
+def taking_turns(history: History, *, lost: bool = True) -> set[str]:
     """Return the patterns of numbered parameters that get a gradient in some steps only: experts behind a router.
 
     One of them that had a gradient in one reading and none, or one of 0, in another is evidence for all of its kind;
@@ -251,10 +276,11 @@ def taking_turns(history: History) -> set[str]:
 
     Args:
         history: Holds ``parameter.gradient_norm``.
+        lost: Whether a gradient counts that was there in all steps and is gone since one of them.
     """
     norms = history.at_sites("parameter.gradient_norm")
     here = norms.present & (norms.values > 0)
-    varies = here.any(axis=0) & ~here.all(axis=0)
+    varies = here.any(axis=0) & ~here.all(axis=0) & (lost | (begun(norms.steps, ~here) == len(here)))
     return {pattern(norms.sites[index]) for index in np.flatnonzero(varies)} - set(norms.sites)
 
 

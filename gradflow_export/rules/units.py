@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -12,14 +12,16 @@ from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import settled, solved
+from gradflow_export.rules.signals import begun, settled, solved
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dead(Rule):
     """Report modules in which nearly all units output 0 for every sample, so that no gradient passes through them.
 
-    Many zeros alone are not reported: in a healthy sparse layer every unit is active for some sample.
+    Many zeros alone are not reported: in a healthy sparse layer every unit is active for some sample. Whether units
+    are active is pooled over many steps, unless all outputs of a module are 0 in three consecutive steps and never
+    were before.
 
     Source: Lu et al. 2019, arXiv:1903.06733.
 
@@ -31,12 +33,18 @@ class Dead(Rule):
 
     name: ClassVar[str] = "dead"
     needs: ClassVar[tuple[str, ...]] = ("activation.dead_share",)
+    remembers: ClassVar[tuple[str, ...]] = ("activation.zero_share",)
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the dead shares of this record."""
-        reading = reading_of(record, "activation.dead_share")
-        dead = only(reading, reading.values >= self.share)
+        reading, zero = reading_of(record, "activation.dead_share"), history.at_sites("activation.zero_share")
+        off = begun(zero.steps, zero.present & (zero.values == 1.0)) < len(zero.steps)
+        died = np.isin(reading.sites, [zero.sites[index] for index in np.flatnonzero(off)])
+        dead = only(
+            replace(reading, values=np.where(died, np.float32(1), reading.values)),
+            died | (reading.values >= self.share),
+        )
         if not dead.sites:
             return ()
         layers, first = dead.sites, float(dead.values[0])
@@ -49,7 +57,8 @@ class Dead(Rule):
             "or use nn.LeakyReLU(0.01)."
         )
         severity = Severity.HIGH if float(dead.values.max()) >= 0.99 else Severity.MEDIUM
-        return (Finding(IssueType.DEAD, severity, layers, first, self.share, message, advice),)
+        urgent = bool(died.any())
+        return (Finding(IssueType.DEAD, severity, layers, first, self.share, message, advice, urgent=urgent),)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.checks.parameters.lately import LINKS, changed_at, dropped_at_once
 from gradflow_export.checks.parameters.passes import blind_passes, gathering_passes, lonely_passes
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
@@ -76,8 +77,9 @@ class NotTraining(Check):
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("connection.state", "wiring.lonely_passes", "wiring.gathering_passes")
     remembers: ClassVar[tuple[str, ...]] = (
-        "activation.saturated_share", "activation.zero_share", "layer.cell_calls", "loss", "parameter.first_entries",
-        "parameter.gradient_norm", "hidden.state", "parameter.weight_norm", "connection.state", "wiring.orphans",
+        "activation.saturated_share", "activation.zero_share", "layer.cell_calls", "learning_rate", "loss",
+        "parameter.first_entries", "parameter.gradient_norm", "hidden.state", "parameter.weight_norm",
+        "connection.state", "wiring.orphans",
     )  # fmt: skip
     by_layer: ClassVar[bool] = True
 
@@ -93,21 +95,44 @@ class NotTraining(Check):
         if not record.facts.get("connection.state") or len(series.steps) < self.readings:
             return ()
         codes = connections(series)
-        span, since = int(series.steps[-1] - series.steps[0]) + 1, int(series.steps[0])
-        ever, always = np.bitwise_or.reduce(codes), np.bitwise_and.reduce(codes)
-        sites = series.sites
+        lately = changed_at(series, codes, history)
+        whole = self._since(record, history, series, np.bitwise_or.reduce(codes), np.bitwise_and.reduce(codes))
+        return (*(self._lately(record, history, series, codes, *lately) if lately else ()), *whole)
+
+    def _lately(
+        self, record: StepRecord, history: History, series: SiteSeries, codes: Codes, start: int, changed: Flags
+    ) -> Iterable[Finding]:
+        """Yield what is wrong since a change with the parameters it befell; readings before it are of another run."""
+        ever = np.bitwise_or.reduce(codes[start:]) & LINKS | np.bitwise_or.reduce(codes) & ~LINKS
+        names = set(_chosen(series.sites, changed))
+        for found in self._since(record, history, series, ever, np.bitwise_and.reduce(codes[start:]), start):
+            if names.issuperset(found.layers):
+                yield found
+
+    def _since(
+        self,
+        record: StepRecord,
+        history: History,
+        series: SiteSeries,
+        ever: Codes,
+        always: Codes,
+        start: int = 0,
+    ) -> tuple[Finding, ...]:
+        """Judge the connections since a reading, of which the bits that were ever there and those that always were."""
+        span, since, sites = int(series.steps[-1] - series.steps[start]) + 1, int(series.steps[start]), series.sites
         trainable = (ever & Wiring.TRAINABLE) > 0
         total = int(trainable.sum())
         owned, reached = (ever & Wiring.OWNED) > 0, (ever & Wiring.GRADIENT) > 0
         blind = seen(record, "wiring.blind_passes")
         if blind is not None and blind >= self.readings and (trainable & owned).any() and not reached.any():
             return (blind_passes(blind, since),)
+        still = trainable & ((always & Wiring.ZERO_RATE) > 0)
         findings = [
-            *self._hidden(history),
+            *(() if start else _hidden(history, self.readings)),
             *self._unowned(history, sites, trainable & reached & ~owned, ever, record.step),
-            *self._unreached(history, sites, trainable & owned & ~reached, ever, span),
-            *self._flat(record, history, sites, trainable & owned & reached, ever),
-            *_rateless(sites, trainable & ((always & Wiring.ZERO_RATE) > 0), total),
+            *self._unreached(history, sites, trainable & owned & ~reached, ever, span, since if start else 0),
+            *(() if start else self._flat(record, history, sites, trainable & owned & reached, ever)),
+            *(() if start and not dropped_at_once(history, since, still, total) else _rateless(sites, still, total)),
             *_frozen(sites, ~trainable, (always & Wiring.TRAINABLE) > 0, (ever & Wiring.CALLED) > 0),
         ]
         return tuple(
@@ -126,35 +151,6 @@ class NotTraining(Check):
             )
             for cause, names, what, advice, sure in findings
         )
-
-    def _hidden(self, history: History) -> Iterable[_Told]:
-        series = history.at_sites("hidden.state")
-        if len(series.steps) < self.readings:
-            return
-        ever = np.bitwise_or.reduce(connections(series))
-        wanted = Wiring.TRAINABLE | Wiring.GRADIENT
-        loose = ((ever & wanted) == wanted) & ((ever & Wiring.OWNED) == 0)
-        made = loose & ((ever & Wiring.MADE) > 0)
-        names = _chosen(series.sites, made)
-        if names:
-            yield _Told(
-                "made in forward",
-                names,
-                "they are created in each forward pass with new random weights, which are then discarded",
-                f"create {names[0].rpartition('.')[2]} once, in __init__, and call it in forward().",
-            )
-        names = _chosen(series.sites, loose & ~made)
-        if names:
-            holder = re.split(r"[\[ ]", names[0])[0]
-            yield _Told(
-                "not registered",
-                names,
-                "gradients reach them, but they are not in model.parameters(), because a plain list, dict or "
-                "attribute holds them, so no optimizer updates them and state_dict() does not save them",
-                f"put them into nn.ModuleList, nn.ModuleDict or nn.ParameterList ({holder} = nn.ModuleList([...])), "
-                "or wrap the tensor in nn.Parameter as the last operation (nn.Parameter(x.to(device)), not "
-                "nn.Parameter(x).to(device), which is a plain tensor), and create the optimizer afterwards.",
-            )
 
     def _unowned(
         self, history: History, sites: tuple[str, ...], loose: Flags, ever: Codes, step: int
@@ -203,13 +199,13 @@ class NotTraining(Check):
         )
 
     def _unreached(
-        self, history: History, sites: tuple[str, ...], cut: Flags, ever: Codes, span: int
+        self, history: History, sites: tuple[str, ...], cut: Flags, ever: Codes, span: int, since: int
     ) -> Iterable[_Told]:
-        if span < self.span or not cut.any() or not ((ever & Wiring.GRADIENT) > 0).any():
+        if (span < self.span and not since) or not cut.any() or not ((ever & Wiring.GRADIENT) > 0).any():
             return
-        moved = _moved(history.at_sites("parameter.weight_norm"))
+        moved = _moved(history.at_sites("parameter.weight_norm"), since)
         called = dict(zip(sites, ((ever & Wiring.UNCALLED) == 0).tolist(), strict=True))
-        turns, beside = taking_turns(history), _kin(sites, ever, (ever & Wiring.GRADIENT) > 0)
+        turns, beside = taking_turns(history, lost=not since), _kin(sites, ever, (ever & Wiring.GRADIENT) > 0)
         # What a router does not choose receives nothing: that tells nothing of a cut, however long it lasts.
         sent = turns | {pattern(name) for name in _chosen(sites, (ever & Wiring.ROUTED) > 0)}
         norms = history.at_sites("parameter.gradient_norm")
@@ -286,6 +282,36 @@ class NotTraining(Check):
             )
 
 
+def _hidden(history: History, readings: int) -> Iterable[_Told]:
+    series = history.at_sites("hidden.state")
+    if len(series.steps) < readings:
+        return
+    ever = np.bitwise_or.reduce(connections(series))
+    wanted = Wiring.TRAINABLE | Wiring.GRADIENT
+    loose = ((ever & wanted) == wanted) & ((ever & Wiring.OWNED) == 0)
+    made = loose & ((ever & Wiring.MADE) > 0)
+    names = _chosen(series.sites, made)
+    if names:
+        yield _Told(
+            "made in forward",
+            names,
+            "they are created in each forward pass with new random weights, which are then discarded",
+            f"create {names[0].rpartition('.')[2]} once, in __init__, and call it in forward().",
+        )
+    names = _chosen(series.sites, loose & ~made)
+    if names:
+        holder = re.split(r"[\[ ]", names[0])[0]
+        yield _Told(
+            "not registered",
+            names,
+            "gradients reach them, but they are not in model.parameters(), because a plain list, dict or "
+            "attribute holds them, so no optimizer updates them and state_dict() does not save them",
+            f"put them into nn.ModuleList, nn.ModuleDict or nn.ParameterList ({holder} = nn.ModuleList([...])), "
+            "or wrap the tensor in nn.Parameter as the last operation (nn.Parameter(x.to(device)), not "
+            "nn.Parameter(x).to(device), which is a plain tensor), and create the optimizer afterwards.",
+        )
+
+
 def _rateless(sites: tuple[str, ...], still: Flags, total: int) -> Iterable[_Told]:
     names = _chosen(sites, still)
     if names:
@@ -350,9 +376,9 @@ def _kin(sites: tuple[str, ...], codes: Codes, flags: Flags) -> set[str]:
     return {pattern(name) for name in _chosen(sites, flags & ((codes & Wiring.BESIDE) > 0))}
 
 
-def _moved(weights: SiteSeries) -> set[str]:
-    """Return the parameters whose norm changed between any two readings."""
-    if len(weights.steps) < 2:
-        return set()
-    both = weights.present[1:] & weights.present[:-1]
-    return set(_chosen(weights.sites, (both & (weights.values[1:] != weights.values[:-1])).any(axis=0)))
+def _moved(weights: SiteSeries, since: int) -> set[str]:
+    """Return the parameters whose norm changed between any two readings from a step on."""
+    late = weights.steps >= since
+    values, present = weights.values[late], weights.present[late]
+    both = present[1:] & present[:-1]
+    return set(_chosen(weights.sites, (both & (values[1:] != values[:-1])).any(axis=0)))
