@@ -42,7 +42,8 @@ class Diverging(Rule):
     judged.
 
     Apart: the loss falls, while the prediction error in it rises to ``far_off`` times that of the best constant
-    prediction, and to as many times its initial value.
+    prediction, and to as many times its initial value. Targets that a model computes, such as those of a teacher, are
+    not judged: the loss may not contain their error yet.
 
     Lost: all losses since some step are above the midpoint between the first losses and the best lasting ones, for
     half as long as it took to get there; they do not fall; and every loss whose targets and predictions are known is
@@ -130,7 +131,7 @@ class Diverging(Rule):
     def _apart(self, history: History) -> tuple[Finding, ...]:
         """Find losses that fall although the error of the answers in them rises."""
         loss, errors = history.run("loss"), history.at_sites("loss.over_constant")
-        if loss.count < self.begun + self.lasting or not loss.last < loss.first:
+        if loss.count < self.begun + self.lasting or not loss.last < loss.first or not supervised(history):
             return ()
         error, first = none_better(history, self.far_off, self.begun), float(errors.first.max(initial=1.0))
         if error is None or not error > self.far_off * first or not fell(history):
