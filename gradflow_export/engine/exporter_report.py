@@ -87,7 +87,7 @@ class Reports(Recording):
 
     @property
     def issues(self) -> tuple[Issue, ...]:
-        """All issues so far, open ones first, most severe first; at most 1000 healed ones.
+        """All issues so far: open ones first, most severe first, causes before what they explain; at most 1000 healed.
 
         It waits for the worker to catch up.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -243,7 +244,7 @@ class TrainingLoop:
         scalars.update(self.instruments.loss.scalars())
         self._transfer(drained, bundle)
         if "learning_rate" in scalars:
-            scalars["learning_rate"] = max(scalars["learning_rate"], bundle.scalars.get("learning_rate", 0.0))
+            scalars["learning_rate"] = max(scalars["learning_rate"], bundle.scalars.get("learning_rate", -math.inf))
         bundle.scalars = {**bundle.scalars, **scalars}
 
     def _finish(self) -> None:

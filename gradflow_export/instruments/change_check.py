@@ -66,8 +66,9 @@ class Checksums:
         }
         if self._known or len(found) < len(sites):
             found = dict(sorted({**found, **self._rest(named, moved)}.items()))
-        if not found:
+        if not sites:
             return []
+        # A reading that knows of none is one all the same: the next one covers the steps since it, not those before.
         where = np.fromiter(found, dtype=np.int64, count=len(found))
         return [Pending("parameter.changed", sites, join_scalars(list(found.values())), where)]
 

@@ -191,6 +191,17 @@ def groups(issues: Iterable[Issue]) -> tuple[Group, ...]:
     return tuple(sorted(out, key=lambda group: worst_first(group.head)))
 
 
+def in_order(issues: Iterable[Issue]) -> tuple[Issue, ...]:
+    """Return all issues as they were reported: open ones first, worst first, causes before what they explain.
+
+    Args:
+        issues: Of one run; what explains them is found anew.
+    """
+    found = {issue.key: issue for issue in with_causes(issues)}
+    order = [found[each.key] for group in groups(found.values()) for each in (group.head, *group.consequences)]
+    return tuple(sorted(order, key=lambda issue: not issue.open))
+
+
 def _as_severe(issue: Issue, consequences: Iterable[Issue]) -> Issue:
     worst = max((each.severity for each in consequences if each.open == issue.open), default=issue.severity)
     return replace(issue, severity=worst) if worst > issue.severity else issue

@@ -13,7 +13,7 @@ import numpy as np
 
 from gradflow_export.errors import ArgumentError, StorageError
 from gradflow_export.records.catalog import CATALOG
-from gradflow_export.records.causes import Group, groups, with_causes, worst_first
+from gradflow_export.records.causes import Group, groups, in_order
 from gradflow_export.records.ignored import ignored_in
 from gradflow_export.records.lost import LostSteps, StoredLost
 from gradflow_export.records.statistics import Ends, Welford, Window, spread_of
@@ -32,6 +32,8 @@ from gradflow_export.report.trace import Trace
 
 NAMED = 3
 """Open problems that the verdict names."""
+HARDLY = 0.97
+"""Fraction of the first loss at or above which a loss hardly fell."""
 HEALED = 1000
 """Healed issues that are remembered, as many as the rules' judge remembers; the oldest go first."""
 
@@ -133,8 +135,8 @@ class RunSummary:
 
     @property
     def issues(self) -> tuple[Issue, ...]:
-        """Each issue once, as it stands now, with what explains it: open ones first, worst first, then by step."""
-        return with_causes(sorted(self._issues.values(), key=worst_first))
+        """Each issue once, as it stands now: open ones first, worst first, causes before what they explain."""
+        return in_order(self._issues.values())
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -168,7 +170,7 @@ class RunSummary:
     def verdict(self) -> str:
         """One line: the worst open problems and how many causes there are, or that there is none; and what was lost.
 
-        A run whose loss has not fallen is not called healthy.
+        A run whose loss has not fallen, or hardly, is not called healthy.
         """
         lost = f"; {self.lost_steps.phrase}" if self.lost_steps else ""
         if not self.steps:
@@ -191,8 +193,11 @@ class RunSummary:
 
     @property
     def _stands(self) -> bool:
-        """Whether there is one loss, and it has not fallen."""
-        return self.loss is not None and len(self._players) <= 1 and not self.loss[1] < self.loss[0]
+        """Whether there is one loss, and it has not fallen, or hardly."""
+        if self.loss is None or len(self._players) > 1:
+            return False
+        first, last = self.loss
+        return not last < first * (HARDLY if first > 0 else 1.0)
 
     def _progress(self) -> str:
         if "loss" not in self.headline:
@@ -200,7 +205,7 @@ class RunSummary:
         if self.loss is None or len(self._players) > 1:
             return ""
         first, last = self.loss
-        went = "has not fallen:" if self._stands else "fell"
+        went = "fell" if not self._stands else "hardly fell:" if last < first else "has not fallen:"
         read = f", read up to step {self.loss_read}" if self.loss_read < self.last else ""
         return f"; the loss {went} from {first:.4g} to {last:.4g}{read}"
 

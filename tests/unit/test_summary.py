@@ -34,6 +34,19 @@ def test_a_falling_loss_is_told_in_the_verdict():
 def test_a_loss_that_does_not_fall_is_told_too():
     """No open problem is not the same as learning, and such a run is not called healthy."""
     assert summed([1.0] * 12).verdict == "no open problem in 12 recorded steps; the loss has not fallen: from 1 to 1"
+    slow = [1.384] * 6 + [1.379] * 6
+    assert summed(slow).verdict == "no open problem in 12 recorded steps; the loss hardly fell: from 1.384 to 1.379"
+    assert summed([-loss for loss in reversed(slow)]).verdict.startswith("healthy"), "relative to what, below 0?"
+
+
+def test_a_cause_comes_before_what_it_explains():
+    """The first issue is the one to mend, although what it explains is more severe."""
+    cause = Issue(IssueType.LEARNING_RATE, Severity.MEDIUM, "", 3, 1.0, 0.9, "seen", "do")
+    resting = [Issue(IssueType.STAGNATION, Severity.HIGH, layer, 8, 1.0, 0.9, "seen", "do") for layer in "ab"]
+    other, over = issue(Severity.MEDIUM, "c"), issue(Severity.CRITICAL, "d", healed=5)
+    found = summed([1.0] * 12, [over, *resting, other, cause]).issues
+    assert [each.layer for each in found] == ["", "a", "b", "c", "d"]
+    assert found[0].severity is Severity.MEDIUM, "as it was reported"
 
 
 def test_the_worst_open_problem_comes_first():
