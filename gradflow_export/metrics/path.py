@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.metrics.arrays.algebra import product
+from gradflow_export.metrics.arrays.algebra import eigenvectors, product
 from gradflow_export.metrics.direction import coherence
 
 Floats = npt.NDArray[np.float64]
@@ -63,7 +63,7 @@ def path_statistics(positions: Floats, gradients: Floats, players: Sequence[int]
         return PathStatistics(coherence=coherence(gradients)[1])
     gradients = gradients / float(np.abs(gradients).max() or 1.0)
     centred, scaled = centred / np.where(units > 0, units, 1.0), gradients * units
-    variance, axes = np.linalg.eigh(product(centred, centred.T))
+    variance, axes = eigenvectors(product(centred, centred.T))
     variance = np.maximum(variance, 0.0)
     plane = axes[:, -2:] * np.sqrt(variance[-2:])
     angles = np.arctan2(plane[:, 1], plane[:, 0])

@@ -158,9 +158,9 @@ def constant_level(history: History, alike: float = 1.2) -> float:
     loss, series = history.run("loss"), history.at_sites("loss.over_constant")
     if len(series.sites) != 1:
         return math.nan
-    known = dict(zip(series.steps.tolist(), series.values[:, 0].tolist(), strict=True))
-    pairs = zip(loss.steps.tolist(), loss.values.tolist(), strict=True)
-    levels = [value / known[step] for step, value in pairs if known.get(step, 0.0) > 0][-5:]
+    losses = dict(zip(loss.steps.tolist(), loss.values.tolist(), strict=True))
+    shares = zip(series.steps.tolist(), series.values[:, 0].tolist(), strict=True)
+    levels = [losses[step] / share for step, share in shares if share > 0 and step in losses][-5:]
     return median(np.array(levels)) if len(levels) > 1 and 0 < max(levels) <= alike * min(levels) else math.nan
 
 

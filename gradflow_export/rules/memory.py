@@ -116,8 +116,10 @@ class MemoryLeak(Rule):
         steps, values = steps[usable], values[usable]
         if metric == "runtime.rss":
             values = values - _kept(history, steps)
-        skip = len(steps) // 5
-        steps, values = _thin(steps[skip:]), _thin(values[skip:])
+        skip, left = len(steps) // 5, len(steps) - len(steps) // 5
+        # Of more than 64 of them as many: pairs of points grow with the square.
+        chosen = skip + np.linspace(0, left - 1, min(left, 64)).round().astype(np.int64)
+        steps, values = steps[chosen], values[chosen]
         if len(steps) < self.least:
             return None
         third = len(steps) // 3
@@ -159,10 +161,3 @@ def _kept(history: History, steps: Floats) -> Floats:
     known = np.isfinite(kept)
     at, kept = at[known], kept[known]
     return np.interp(steps, at, kept) if len(at) else np.zeros(len(steps))
-
-
-def _thin(values: Floats, limit: int = 64) -> Floats:
-    """Return at most ``limit`` evenly spaced values: pairs of points grow with the square."""
-    if len(values) <= limit:
-        return values
-    return np.asarray(values[np.linspace(0, len(values) - 1, limit).round().astype(np.int64)], dtype=np.float64)

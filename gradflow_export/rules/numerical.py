@@ -12,7 +12,7 @@ import numpy as np
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import only, reading_of
+from gradflow_export.rules.evidence import only
 from gradflow_export.rules.history import History
 
 GROWING = 64
@@ -161,16 +161,17 @@ class Numerical(Rule):
         )
 
 
-def _nonfinite(record: StepRecord, metric: str) -> tuple[str, ...]:
-    reading = reading_of(record, metric)
-    finite = np.isfinite(reading.values)
-    return () if finite.all() else only(reading, ~finite).sites  # at nearly every record
+def _nonfinite(record: StepRecord, metric: str, *, counts: bool = False) -> tuple[str, ...]:
+    reading = record.get(metric)
+    if reading is None:  # most of them, at nearly every record
+        return ()
+    broken = reading.values > 0 if counts else ~np.isfinite(reading.values)
+    return only(reading, broken).sites if np.logical_or.reduce(broken) else ()
 
 
 def _gradients(record: StepRecord) -> tuple[str, ...]:
     """Return parameters, or else blocks, with a non-finite gradient, in backward order."""
-    counts = reading_of(record, "parameter.nonfinite")
-    names = _nonfinite(record, "parameter.gradient_norm") or only(counts, counts.values > 0).sites
+    names = _nonfinite(record, "parameter.gradient_norm") or _nonfinite(record, "parameter.nonfinite", counts=True)
     return (names or _nonfinite(record, "block.gradient_norm"))[::-1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.statistics import median
-from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import constant_level, fall, still_falls
 from gradflow_export.rules.history import History
@@ -61,27 +62,24 @@ class WeightDecay(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the last sizes of the weights that were read."""
-        level = constant_level(history)
-        if median(history.run("loss").values[-5:]) < self.level * level:
-            return ()
         sizes, gains = history.at_sites("parameter.weight_norm"), history.at_sites("parameter.initial_gain")
-        low, high = self.usual
-        # Gains are those of layers; rows are compared in tables as well.
-        known = dict.fromkeys(history.at_sites("parameter.row_parting").sites, low)
-        known.update(zip(gains.sites, gains.first.tolist(), strict=True))
-        columns = [index for index, site in enumerate(sizes.sites) if low <= known.get(site, 0.0) <= high]
+        tables = history.at_sites("parameter.row_parting").sites
+        columns = _judged(sizes.sites, tables, gains.sites, gains.first.tobytes(), *self.usual)
         near = sizes.steps >= record.step - self.steps
-        if not columns or not near.any():
+        if not columns.any() or not near.any():
             return ()
         past = np.where(sizes.present, sizes.values, 0.0)[near][:, columns].astype(np.float64)
-        now, begun = past[-1], past.max(axis=0)
+        now, begun = past[-1], np.maximum.reduce(past)
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)
         left = np.where(told, now / np.where(told, begun, 1.0), 1.0)
-        share, typical = float((left <= self.shrunk).mean()), median(left)
+        share = float(np.count_nonzero(left <= self.shrunk) / len(left))
+        if share < self.share:  # at nearly every record; what follows takes longer
+            return ()
+        level, typical = constant_level(history), median(left)
         losses = history.run("loss").whole()[1]
         rises = fall(-losses[len(losses) // 3 :]) >= self.sure
         nothing = typical <= self.gone or not math.isnan(level) or rises or stuck(history, record.step, span=100)
-        if share < self.share or not nothing or still_falls(history):
+        if median(history.run("loss").values[-5:]) < self.level * level or not nothing or still_falls(history):
             return ()
         return (
             Finding(
@@ -100,3 +98,12 @@ class WeightDecay(Rule):
                 follows_from=(IssueType.BAD_INIT, IssueType.DATA_SCALE),
             ),
         )
+
+
+@functools.lru_cache(maxsize=8)
+def _judged(
+    sites: tuple[str, ...], tables: tuple[str, ...], layers: tuple[str, ...], gains: bytes, low: float, high: float
+) -> BoolArray:
+    """Return which weights began with a usual gain, that of a layer or the rows of a table: it hardly changes."""
+    known = dict.fromkeys(tables, low) | dict(zip(layers, np.frombuffer(gains, np.float32).tolist(), strict=True))
+    return np.array([low <= known.get(site, 0.0) <= high for site in sites], dtype=np.bool_)

@@ -1,13 +1,23 @@
 """Linear algebra beside a training thread."""
 
+import ast
 import threading
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
 
-from gradflow_export.metrics.arrays.algebra import eigenvalues, least_squares, product, singular_values, use_one_thread
+import gradflow_export
+from gradflow_export.metrics.arrays.algebra import (
+    eigenvalues,
+    eigenvectors,
+    least_squares,
+    product,
+    singular_values,
+    use_one_thread,
+)
 
 
 @pytest.fixture
@@ -66,6 +76,37 @@ def test_products_eigenvalues_and_least_squares_are_those_of_numpy(two_threads):
     assert least_squares(a, b) == pytest.approx(np.linalg.lstsq(a, b, rcond=None)[0], rel=1e-9)
     square = generator.normal(size=(20, 20))
     assert np.sort_complex(eigenvalues(square)) == pytest.approx(np.sort_complex(np.linalg.eigvals(square)), rel=1e-9)
+
+
+def test_eigenvectors_are_orthonormal_and_make_the_matrix_again(two_threads):
+    """Of every size and rank: least value first, as NumPy has them."""
+    generator = np.random.default_rng(0)
+    for size, rank in ((1, 1), (5, 5), (64, 63), (64, 3)):
+        rows = generator.normal(size=(size, rank))
+        matrix = rows @ rows.T
+        values, vectors = eigenvectors(matrix)
+        assert values == pytest.approx(np.linalg.eigvalsh(matrix), rel=1e-9, abs=1e-12 * values[-1])
+        assert vectors.T @ vectors == pytest.approx(np.eye(size), abs=1e-12)
+        assert (vectors * values) @ vectors.T == pytest.approx(matrix, rel=1e-9, abs=1e-12 * values[-1])
+
+
+DEAR = {"eig", "eigh", "eigvals", "eigvalsh", "inv", "lstsq", "pinv", "qr", "solve", "svd", "svdvals"}
+OWN_PASSES = {"jacobian.py", "spectra.py"}
+"""Of analyses that a user calls for, and of recurrent layers."""
+
+
+def test_what_is_read_at_every_step_decomposes_no_matrix_by_numpy():
+    """NumPy's threads would fight with those of training for the cores: forty milliseconds for half a one."""
+    home = Path(gradflow_export.__file__).parent
+    files = [path for folder in ("metrics", "engine", "instruments") for path in (home / folder).rglob("*.py")]
+    assert len(files) > 50
+    for path in files:
+        found = {
+            node.attr
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "np.linalg"
+        }
+        assert path.name in OWN_PASSES or found.isdisjoint(DEAR), path
 
 
 def test_the_memory_of_products_is_used_again():

@@ -3,6 +3,7 @@
 import itertools
 import sys
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from gradflow_export.engine.assemble import derived
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.members import held_parameters, member_parameters, members
 from gradflow_export.metrics.gains import gains, log_gains
+from gradflow_export.profiles import profile
 from gradflow_export.records.column import Column
+from gradflow_export.rules.judge import Judge
 from gradflow_export.schedule import INTERVALS
 
 EVERY = dict.fromkeys(("statistics", "blocks", "updates"), 1)
@@ -38,11 +41,11 @@ class Chain(nn.Module):
         return x
 
 
-def steps(model, count, around, intervals=EVERY):
+def steps(model, count, around, intervals=EVERY, writer=None):
     """Watch some steps at which much is read; each is made within ``around()``."""
     optimizer, criterion = torch.optim.AdamW(model.parameters()), nn.MSELoss()
     settings = {"intervals": intervals, "budget": None, "synchronous": True}
-    with Exporter(model, backends=[MemoryWriter()], **settings) as exporter:
+    with Exporter(model, backends=[writer or MemoryWriter()], **settings) as exporter:
         exporter.watch(criterion)
         for _ in range(count):
             x = torch.randn(4, 8)
@@ -92,6 +95,38 @@ def test_a_plain_record_takes_few_calls():
     never = dict.fromkeys(INTERVALS, 10**9)
     steps(Chain(4), 108, lambda step: counts.append(calls_of(step)), never)
     assert min(counts) <= MOST_CALLS
+
+
+MOST_JUDGING = 215
+"""Calls of functions, C's among them, that judging such a record takes."""
+
+
+def calls_to_judge(depth):
+    """Return the fewest calls of functions, C's among them, that judging a record without dear readings takes."""
+    writer, never = MemoryWriter(), dict.fromkeys(INTERVALS, 10**9)
+    steps(Chain(depth), 140, lambda step: step(), never, writer)
+    judge, counts = Judge(profile()), []
+    for record in writer.records:
+        seen, clocks = Counter(), {reading for reading in record.readings if reading.metric.startswith("runtime.")}
+        plain = replace(record, readings=tuple(reading for reading in record.readings if reading not in clocks))
+
+        def profiled(_frame, event, _argument, seen=seen):
+            seen[event] += 1
+
+        sys.setprofile(profiled)
+        try:
+            judge.check(plain)
+        finally:
+            sys.setprofile(None)
+        counts.append(seen["call"] + seen["c_call"])
+    return min(counts[120:])
+
+
+def test_judging_a_plain_record_takes_few_calls_whatever_the_number_of_parameters():
+    """Rules asked at every record look at what is long only where something short gives cause."""
+    few, many = calls_to_judge(3), calls_to_judge(40)
+    assert many <= few + 20
+    assert few <= MOST_JUDGING
 
 
 def test_a_walk_asks_each_module_once(monkeypatch):

@@ -61,6 +61,21 @@ def eigenvalues(matrix: npt.NDArray[np.floating]) -> npt.NDArray[np.complex128]:
     return np.asarray(torch.linalg.eigvals(_tensor(matrix)).numpy(), dtype=np.complex128)
 
 
+def eigenvectors(matrix: Floats) -> tuple[Floats, Floats]:
+    """Return the eigenvalues of a symmetric matrix, least first, and its orthonormal eigenvectors.
+
+    Args:
+        matrix: Symmetric and finite. Shape: ``[n, n]``.
+
+    Returns:
+        Values and vectors, one in each column. Shape: ``[n]`` and ``[n, n]``. Unit of the values: that of the entries.
+
+    Source: Golub and Van Loan 2013, Matrix Computations, section 8.3.
+    """
+    values, vectors = torch.linalg.eigh(_tensor(matrix))
+    return np.asarray(values.numpy(), dtype=np.float64), np.asarray(vectors.numpy(), dtype=np.float64)
+
+
 def product(a: Floats, b: Floats) -> Floats:
     """Return ``a @ b``.
 
