@@ -24,7 +24,6 @@ def description(readme, home):
             ``/blob/main/`` shows a file and ``/raw/main/`` is the file.
     """
     readme = re.sub(r"^pip install -e \. .*$", "pip install gradflow-export", readme, flags=re.MULTILINE)
-    readme = readme.replace("\nThere, on a fresh machine,", "\nIn a clone of the repository, on a fresh machine,")
     if home is None:
         readme = re.sub(r"!\[[^]]*\]\((?!https?://)[^)]+\)\n*", "", readme)
         return re.sub(r"\[([^]]+)\]\((?!https?://|#)([^)]+)\)", r"\1 (`\2`)", readme)

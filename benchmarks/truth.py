@@ -55,6 +55,7 @@ REASONS = {
                           "schedule.spacing", "runtime.dropped"),
     "memory of the process": ("runtime.rss", "runtime.vms", "runtime.memory_limit", "runtime.kept"),
     "memory of a GPU": ("runtime.cuda_allocated", "runtime.cuda_reserved", "runtime.cuda_peak", "runtime.cuda_limit"),
+    "settings of the optimizer": ("parameter.momentum_steps", "parameter.square_steps"),
     "needs several processes: tests/distributed": ("parameter.replica_gap", "origin.rank"),
     "the error that another metric states of itself": tuple(
         sorted({kind.error for kind in CATALOG.values() if kind.error} | set(OF_PARAMETERS.values()))),

@@ -119,8 +119,9 @@ class Pace:
     def suspect(self, step: int, schedule: Schedule, stretch: float, *, spacing: int = 1) -> bool:
         """Have the next steps read closely, because this one was unlike those before it; return whether they will be.
 
-        What the training thread sees for itself is waited for by nobody. A run is known once it has settled. Where a
-        budget leaves steps out, each look is a burst of records.
+        What the training thread sees for itself is waited for by nobody. A run is known once it has settled. Each
+        interval earns one look, and one may be had in advance. Where a budget leaves steps out, each is a burst of
+        records.
 
         Args:
             step: Its number.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -110,7 +111,8 @@ class MomentInstrument(Instrument):
                 self._give("momentum_norm", step, list(first), norms)
                 decays = [_decays(optimizer.param_groups[owned.groups[index]]) for index in first]
                 for name, values in zip(HORIZONS, 1.0 / (1.0 - np.array(decays).T), strict=True):
-                    self._give(name, step, list(first), np.where(values > 1.0, values, np.nan))
+                    told = values > 1.0
+                    self._give(name, step, list(compress(first, told)), values[told])
             if adam:
                 some = [found.used.numel() < found.whole for found in adam.values()]
                 for name, values in zip(NAMES, _statistics(list(adam.values()), step.scale), strict=True):
@@ -129,7 +131,7 @@ class MomentInstrument(Instrument):
     def _give(self, name: str, step: OptimizerStep, indices: list[int], values: Tensor | Floats) -> None:
         owned = step.owned
         where = np.asarray(owned.where)[indices]
-        self._out.append(Pending(f"parameter.{name}", owned.sites, values, where, nan_is_missing=name in HORIZONS))
+        self._out.append(Pending(f"parameter.{name}", owned.sites, values, where))
 
 
 def _decays(group: Mapping[str, Any]) -> tuple[float, float]:

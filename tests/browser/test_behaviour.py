@@ -219,7 +219,7 @@ def test_tab_reaches_everything_and_the_focus_is_seen(address, open_panel):
     names = " | ".join(stop[0] for stop in stops)
     for part in (
         "All runs", "Run", "Compare with", "Previous step", "Step", "Finished", "EXPLODING", "1 past issue", "Previous issue", "CRITICAL EXPLODING",
-        "Metric on the map", "About this metric", "What a column", "Download the map", "transformer.h.7.mlp", "gain by layer and step",
+        "Metric on the map", "About this metric", "Value shown for a column", "Download the map", "transformer.h.7.mlp", "gain by layer and step",
         "Axis of the lines", "Smoothing", "Add a chart", "Metric of this chart", "Remove this chart", "log", "loss over time", "Rows", "Filter layers", "gradient norm",
         "Parameter", "How histograms are drawn", "Download the histograms",
     ):  # fmt: skip

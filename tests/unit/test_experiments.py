@@ -482,7 +482,7 @@ def test_a_loss_that_comes_back_by_itself_is_low_where_the_script_learns():
     assert [each.severity for each in weighed([rose, again], verdict)] == [Severity.LOW] * 2
     assert weighed([dataclasses.replace(rose, healed_step=None)], verdict)[0].severity is Severity.HIGH
     assert "1 finding." in findings([rose, again], 200)
-    assert "gone at step 124; also at step 151" in findings([rose, again], 200)
+    assert "healed at step 124; also at step 151" in findings([rose, again], 200)
 
 
 def test_what_an_issue_says_of_a_cure_is_not_printed_again():

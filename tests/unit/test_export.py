@@ -248,7 +248,7 @@ def test_a_folder_that_two_processes_and_then_a_third_run_wrote_to_is_exported_w
     [
         (["runs", "--format", "csv"], "expected one run, got 2"),
         (["runs", "--format", "csv", "--output", "x.csv"], "holds 2 runs"),
-        (["runs/a", "--format", "parquet"], "not for a terminal"),
+        (["runs/a", "--format", "parquet"], "cannot be printed"),
         (["nothing", "--format", "csv"], "is not a folder"),
         (["empty", "--format", "csv"], "holds no gradflow run"),
     ],

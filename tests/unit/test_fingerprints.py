@@ -110,7 +110,8 @@ FAULTS = [never_clears, clears_late, cuts, freezes, rests, rebuilds, turns, subt
 def test_a_fault_that_begins_late_is_looked_at_closely(fault, settings):
     """The step after the first one with the fault, and those that follow it, are read, however gradients are cleared."""
     steps, _ = suspected(Program(**settings), fault)
-    assert steps == list(range(BEGIN + 2, BEGIN + 2 + CLOSE_STEPS))
+    assert len(steps) in {CLOSE_STEPS, 2 * CLOSE_STEPS}, "a fault that goes on in another way is looked at once more"
+    assert steps == list(range(BEGIN + 2, BEGIN + 2 + len(steps)))
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
