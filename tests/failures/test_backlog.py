@@ -91,9 +91,7 @@ def test_what_waits_is_bounded_and_nothing_that_was_read_is_dropped(loop, monkey
     assert memory.records[-1].value("runtime.waited") > 0
     lost = f"{summary['dropped']} steps were lost (writers too slow)"
     assert summary["lost"]["dropped"] == {"writers too slow": summary["dropped"]}
-    assert summary["verdict"].startswith(
-        f"healthy: no open problem in the {len(memory.records)} recorded steps; {lost}"
-    )
+    assert f"no open problem in the {len(memory.records)} recorded steps; {lost}" in summary["verdict"]
     assert lost in exporter.report().splitlines()[1]
 
 
