@@ -109,10 +109,8 @@ class MomentInstrument(Instrument):
             if first:
                 norms = l2_norms([dense_entries(moment) for moment in first.values()])
                 self._give("momentum_norm", step, list(first), norms)
-                decays = [_decays(optimizer.param_groups[owned.groups[index]]) for index in first]
-                for name, values in zip(HORIZONS, 1.0 / (1.0 - np.array(decays).T), strict=True):
-                    told = values > 1.0
-                    self._give(name, step, list(compress(first, told)), values[told])
+                groups = [optimizer.param_groups[owned.groups[index]] for index in first]
+                self._give_horizons(step, list(first), [(g, i in adam) for g, i in zip(groups, first, strict=True)])
             if adam:
                 some = [found.used.numel() < found.whole for found in adam.values()]
                 for name, values in zip(NAMES, _statistics(list(adam.values()), step.scale), strict=True):
@@ -128,28 +126,44 @@ class MomentInstrument(Instrument):
         out, self._out = self._out, []
         return out
 
+    def _give_horizons(
+        self, step: OptimizerStep, indices: list[int], groups: Sequence[tuple[Mapping[str, Any], bool]]
+    ) -> None:
+        decays = np.array([_decays(group, squares=squares) for group, squares in groups])
+        for name, values in zip(HORIZONS, 1.0 / (1.0 - decays.T), strict=True):
+            if (told := values > 1.0).any():
+                self._give(name, step, list(compress(indices, told)), values[told])
+
     def _give(self, name: str, step: OptimizerStep, indices: list[int], values: Tensor | Floats) -> None:
         owned = step.owned
         where = np.asarray(owned.where)[indices]
         self._out.append(Pending(f"parameter.{name}", owned.sites, values, where))
 
 
-def _decays(group: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the decays of the first and of the second moment of a group, 0 where it has none or they are tensors."""
-    first, second = (*group.get("betas", (group.get("momentum", 0.0), 0.0)), 0.0)[:2]
+def _pair(group: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the decays of a group's first and second moment; ``None`` unless there are two: Adan has three."""
+    betas = group.get("betas")
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(isinstance(b, (int, float)) for b in betas):
+        return None
+    return float(betas[0]), float(betas[1])
+
+
+def _decays(group: Mapping[str, Any], *, squares: bool) -> tuple[float, float]:
+    """Return the decays of the first and of the second moment of a group; 0 where there is none, or it is no number."""
+    first, second = (squares and _pair(group)) or (group.get("momentum"), 0.0)
     known = [decay if isinstance(decay, (int, float)) and 0.0 <= decay < 1.0 else 0.0 for decay in (first, second)]
     return float(known[0]), float(known[1])
 
 
 def _read(parameter: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> _Adam | None:
-    moment, gradient, steps = state.get("exp_avg_sq"), parameter.grad, state.get("step")
-    if not isinstance(moment, Tensor) or gradient is None or steps is None or "betas" not in group:
+    moment, gradient, steps, decays = state.get("exp_avg_sq"), parameter.grad, state.get("step"), _pair(group)
+    if not isinstance(moment, Tensor) or gradient is None or steps is None or decays is None:
         return None
     if moment.layout is not torch.strided or gradient.layout is not torch.strided or local(moment).numel() == 0:
         return None
     count = torch.as_tensor(local(steps) if isinstance(steps, Tensor) else steps, dtype=torch.float64)
     second, used = dense_entries(moment), dense_entries(gradient)
-    decay, whole = float(group["betas"][1]), second.numel()
+    decay, whole = decays[1], second.numel()
     second, used = _drawn(second), _drawn(used)
     return _Adam(used, second, 1 - decay**count, float(group.get("eps", 1e-8)), decay, whole)
 

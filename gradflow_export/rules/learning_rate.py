@@ -143,7 +143,7 @@ class LearningRate(Rule):
         )
         advice = f"lower the learning rate{lower}; updates of about 0.1 % of the weight norm are usual."
         since = int(steps[int(np.argmax(big))])
-        yield _finding_of(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
+        yield _finding(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
 
     def _raised(self, history: History, first: float, now: float) -> Iterable[Finding]:
         """Yield where a rate that was raised undid what a lower one had learned, and stays where it is."""
@@ -171,7 +171,7 @@ class LearningRate(Rule):
             f"the learning rate rose from {number(old)} to {number(new)} at step {since}, and the loss, "
             f"{number(level)} before, is back at {number(now)}, about its initial value ({number(first)})."
         )
-        found = _finding_of(Severity.HIGH, new / old, 1.0 / self.jump, message, _stay_of(old), "too large", since)
+        found = _finding(Severity.HIGH, new / old, 1.0 / self.jump, message, _stay(old), "too large", since)
         yield replace(found, urgent=True)  # what it was judged by are many losses already
 
     def _small(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
@@ -213,8 +213,8 @@ class LearningRate(Rule):
                 f"{number(whole * scale)}."
             )
         elif min(needed) * scale < self.steps:  # it would be no small step if nothing were clipped
-            advice = _limit_of(whole * scale, whole)
-        found = _finding_of(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
+            advice = _limit(whole * scale, whole)
+        found = _finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
         yield replace(found, follows_from=_FLAT)
 
     def _timid(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
@@ -241,7 +241,7 @@ class LearningRate(Rule):
             f"raise the learning rate{more} tenfold until the loss falls; the function passed to LambdaLR must "
             "return a factor, not the learning rate itself."
         )
-        found = _finding_of(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
+        found = _finding(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
         yield replace(found, urgent=True, follows_from=_FLAT)  # what it was judged by are many gradients already
 
     def _cut_short(self, history: History) -> bool:
@@ -270,22 +270,22 @@ class LearningRate(Rule):
             "CosineAnnealingLR(optimizer, T_max=epochs * len(loader)); ReduceLROnPlateau needs mode='min' for a "
             "loss."
         )
-        found = _finding_of(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
+        found = _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
         yield replace(found, urgent=True)  # what it was judged by are many losses already
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenSteps(Rule):
-    """Find layers that stay as they were drawn, though they are trained, while others move a thousand times as fast.
+    """Report trained layers that keep their initial weights while others change a thousand times as fast.
 
-    A group with a far too low rate leaves random features below a head that learns. Even if all steps had one
-    direction, such a layer would have moved by less than ``rest`` of its size.
+    A far too low learning rate of a group leaves random features. Even with all updates in one direction, such a layer
+    would have changed by less than ``rest`` of its norm.
 
     Attributes:
-        rest: Greatest share of its size by which a layer that rests has moved.
-        apart: Least ratio of the steps of others to its own.
-        settle: Steps before it is judged.
-        part: Least share of the parameters that rest: some have no gradient by invariance.
+        rest: Maximum change of such a layer since the first step, as a fraction of its norm.
+        apart: Minimum ratio of the largest update-to-weight ratio to that of the layer.
+        settle: Number of initial steps without a verdict.
+        part: Minimum fraction of such parameters; some have no gradient by invariance.
     """
 
     rest: float = 3e-3
@@ -310,10 +310,10 @@ class UnevenSteps(Rule):
             return ()
         layers, worst = tuple(ratios.sites[index] for index in np.flatnonzero(still)), float(most[still].max())
         message = (
-            f"a step changes {some(layers)} by at most {number(100 * worst)} % of their size, and other layers by "
+            f"a step changes {some(layers)} by at most {number(100 * worst)} % of their norm, and other layers by "
             f"{number(100 * float(most.max()))} %: after {record.step} steps they still have their initial weights."
         )
-        advice = "look at optimizer.param_groups, and give them the rate of the others; if meant, freeze them."
+        advice = "check optimizer.param_groups and use the learning rate of the others; if intended, freeze the layers."
         return (
             Finding(
                 IssueType.LEARNING_RATE,
@@ -348,7 +348,7 @@ def _leapt(history: History, leap: float, jump: float) -> Iterable[Finding]:
         f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and each of the last "
         f"{AGAIN} losses lies above the {len(before)} before: {number(now)}, after {number(level)}."
     )
-    found = _finding_of(Severity.HIGH, rate.last / old, 1 / jump, message, _stay_of(old), "too large", since)
+    found = _finding(Severity.HIGH, rate.last / old, 1 / jump, message, _stay(old), "too large", since)
     yield replace(found, urgent=True)
 
 
@@ -361,12 +361,12 @@ def _clipped(record: StepRecord, history: History, share: float, nothing: float)
         message = (
             f"clipping reduces a gradient norm of {number(whole)} to {number(whole * float(left[-1]))} in each step."
         )
-        advice = _limit_of(whole * float(left[-1]), whole)
-        found = _finding_of(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0]))
+        advice = _limit(whole * float(left[-1]), whole)
+        found = _finding(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0]))
         yield replace(found, urgent=True)
 
 
-def _limit_of(left: float, whole: float) -> str:
+def _limit(left: float, whole: float) -> str:
     """Return what to do about gradients that are clipped too far."""
     return (
         f"raise the limit of clipping, which reduces a gradient norm of {number(whole)} to {number(left)}: "
@@ -374,7 +374,7 @@ def _limit_of(left: float, whole: float) -> str:
     )
 
 
-def _stay_of(old: float) -> str:
+def _stay(old: float) -> str:
     """Return what to do about a rate that rose from one that was good."""
     return (
         f"keep the learning rate at {number(old)} or below; a decaying schedule multiplies it by a factor below 1: "
@@ -382,7 +382,7 @@ def _stay_of(old: float) -> str:
     )
 
 
-def _finding_of(
+def _finding(
     severity: Severity, value: float, threshold: float, message: str, advice: str, cause: str, since: int
 ) -> Finding:
     """Return what is wrong with a learning rate."""

@@ -114,17 +114,17 @@ class OutdatedSecondMoment(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class LongMomentum(Rule):
-    """Find momentum that outlasts what it is divided by, or that carries steps on for hundreds of steps.
+    """Report momentum that averages over more steps than Adam's second moment, or over hundreds of steps.
 
-    Adam divides the mean of the gradients by the root of their mean square. Where the mean reaches back farther than
-    the square, ``beta1^2 >= beta2^(1/2)``, it divides old gradients by the size of new ones: the condition of its proof
-    of convergence is not met, as where the two were swapped. Momentum of 1 - 1 / n makes a step n times as large and
-    turns back after some n steps alone.
+    Adam divides the mean of the gradients by the root of their mean square. If the mean covers more steps than the
+    square, ``beta1^2 >= beta2^(1/2)``, as with swapped betas, old gradients are divided by the size of new ones, and
+    the condition of the convergence proof is violated. Momentum of ``1 - 1 / n`` makes an update n times as large and
+    changes its direction only over some n steps.
 
     Source: Kingma and Ba 2015, arXiv:1412.6980, theorem 4.1.
 
     Attributes:
-        steps: Least number of steps that is too many.
+        steps: Minimum number of steps that is too many.
     """
 
     steps: float = 200.0
@@ -149,7 +149,7 @@ class LongMomentum(Rule):
         message = (
             f"momentum of {some(ill.sites)} averages over {number(worst)} steps"
             + (", more than the second moment that it is divided by" if swapped.any() else "")
-            + ": steps follow gradients that are long past."
+            + ": updates follow outdated gradients."
         )
         advice = "use betas=(0.9, 0.999) with Adam, and momentum=0.9 with SGD."
         kind = IssueType.OPTIMIZER_STATE if (second > 1.0).any() else IssueType.LEARNING_RATE
