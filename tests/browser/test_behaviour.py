@@ -47,8 +47,13 @@ def tells(page, *lines):
         expect(page.locator(".tip div").nth(number)).to_have_text(text)
 
 
-def at(box, x, y=0.5):
-    """Return a position inside a box, by shares of its width and height."""
+def at(target, x, y=0.5):
+    """Return a position inside an element, by shares of its width and height, once it is there.
+
+    A chart whose form changes is drawn anew: for a moment what was found is no longer in the page.
+    """
+    while (box := target.bounding_box()) is None:
+        target.wait_for()
     return {"x": box["width"] * x, "y": box["height"] * y}
 
 
@@ -69,12 +74,12 @@ def test_one_cursor_is_linked_over_map_profile_and_lines(address, open_panel):
     page, _ = open_panel(address, SICK)
     plot, line = page.locator("[data-part=map]"), page.locator("[data-part=line-run] .u-over").first
     expect(page.locator(".lines canvas")).to_have_count(3)
-    plot.hover(position=at(plot.bounding_box(), 0.5))
+    plot.hover(position=at(plot, 0.5))
     expect(page.locator("[data-part=profile] .hline")).to_be_visible()
     for cursor in page.locator(".lines .u-cursor-x").all():
         share = cursor.evaluate("c => new DOMMatrix(getComputedStyle(c).transform).e / c.parentElement.clientWidth")
         assert share == pytest.approx(0.5, abs=0.01)
-    line.hover(position=at(line.bounding_box(), 0.25))
+    line.hover(position=at(line, 0.25))
     ghost = page.locator("[data-part=map] .vline.ghost")
     expect(ghost).to_be_visible()
     share = ghost.evaluate("g => g.offsetLeft / g.parentElement.clientWidth")
@@ -89,13 +94,13 @@ def test_pointing_tells_layer_value_step_and_wall_time(address, open_panel, logs
     spoken = "t => new Date(t * 1000).toLocaleString([], {dateStyle: 'medium', timeStyle: 'medium'})"
     wall = page.evaluate(spoken, logs.EPOCH + 4)
     plot, line = page.locator("[data-part=map]"), page.locator("[data-part=line-run] .u-over").first
-    plot.hover(position=at(plot.bounding_box(), 3.5 / 8, 0.25))
+    plot.hover(position=at(plot, 3.5 / 8, 0.25))
     expect(page.locator(".tip div")).to_have_text(["b", "104.125", "gain, step 4", wall])
-    line.hover(position=at(line.bounding_box(), 3 / 8))
+    line.hover(position=at(line, 3 / 8))
     expect(page.locator(".tip div")).to_have_text(["loss", "0.2", "step 4", wall])
     page.locator("[data-part=names] .name").first.click()
     pinned = page.locator("[data-part=line-pins] .u-over")
-    pinned.hover(position=at(pinned.bounding_box(), 3 / 8))
+    pinned.hover(position=at(pinned, 3 / 8))
     expect(page.locator(".tip div")).to_have_text(["b: gain", "104.125", "step 4", wall])
 
 
@@ -112,7 +117,7 @@ def test_a_click_selects_the_same_layer_everywhere(address, open_panel):
         expect(key).to_have_text(names)
         expect(page.locator("[data-part=map] .pinrow")).to_have_count(len(names))
 
-    plot.click(position=at(plot.bounding_box(), 0.9, 0.25))
+    plot.click(position=at(plot, 0.9, 0.25))
     selected(["b"])
     expect(page.locator("[data-part=step]")).to_have_text("8")
     key.click()
@@ -155,14 +160,14 @@ def test_the_wheel_zooms_and_the_server_decimates_anew(address, open_panel):
     ):
         target.scroll_into_view_if_needed()
         page.wait_for_timeout(300)
-        target.hover(position=at(target.bounding_box(), share))
+        target.hover(position=at(target, share))
         with page.expect_request(re.compile(r"series\?.*first=")):
             for _ in range(3):
                 page.mouse.wheel(0, -400)
         expect(note).to_have_text("every reading shown")
         first, last = zoomed_below(page, 300)
         assert first + share * (last - first) == pytest.approx(1 + share * 2400, abs=5)
-        target.dblclick(position=at(target.bounding_box(), share))
+        target.dblclick(position=at(target, share))
         expect(reset).to_be_hidden()
         expect(note).to_contain_text("steps per column")
         before = page.evaluate("scrollY")
@@ -280,11 +285,11 @@ def test_axis_smoothing_log_and_metrics_of_the_lines_live_in_the_address(address
     expect(again.locator("[data-part=step]")).to_have_text("7")
     expect(again.locator("[data-part=log]").first).to_have_attribute("aria-pressed", "true")
     over = again.locator("[data-part=line-run] .u-over").first
-    over.hover(position=at(over.bounding_box(), 1.0 - 1e-9))
+    over.hover(position=at(over, 1.0 - 1e-9))
     smoothed = averaged([1 / (1 + step) for step in range(1, 9)], 0.6)[-1]
     tells(again, "loss", "0.111111", f"smoothed {smoothed:.6g}", "step 8")
     again.locator("[data-part=axis]").select_option("wall")
-    over.hover(position=at(over.bounding_box(), 3 / 7))
+    over.hover(position=at(over, 3 / 7))
     expect(again.locator(".tip .v")).to_have_text("0.2")
     ghost = again.locator("[data-part=map] .vline.ghost")
     assert ghost.evaluate("g => g.offsetLeft / g.parentElement.clientWidth") == pytest.approx(3.5 / 8, abs=0.01)
@@ -323,7 +328,7 @@ def test_a_spike_of_one_step_is_seen_at_every_zoom(address, open_panel):
     page, _ = open_panel(address, "&p.gradflow.run=spike", width=700)
     plot, canvas = page.locator("[data-part=map]"), page.locator("[data-part=map] canvas")
     box = plot.bounding_box()
-    plot.hover(position=at(box, 12_345 / 20_000))
+    plot.hover(position=at(plot, 12_345 / 20_000))
     for _ in range(8):
         page.wait_for_load_state("networkidle")
         assert canvas.evaluate(RED) >= 0.9 * box["height"] / 3
@@ -335,11 +340,11 @@ def test_nan_infinity_missing_and_zero_are_told_apart(address, open_panel, logs)
     """In words everywhere, and in the map by hatch, grey and colour."""
     page, _ = open_panel(address, "&p.gradflow.run=states")
     plot, words = page.locator("[data-part=map]"), ["NaN", "\u221e", "\u2212\u221e", "no gain", "0", "1.5"]
-    sites, box = list(logs.STATES), plot.bounding_box()
+    sites = list(logs.STATES)
     shades = {}
     for number, (site, word) in enumerate(zip(sites, words, strict=True)):
         share = 1 - (number + 0.5) / len(sites)
-        plot.hover(position=at(box, 0.5, share))
+        plot.hover(position=at(plot, 0.5, share))
         expect(page.locator(".tip .l")).to_have_text(site)
         expect(page.locator(".tip .v")).to_have_text(word)
         pixels = """(canvas, share) => {
@@ -386,7 +391,7 @@ def test_a_metric_of_any_kind_can_be_put_on_the_map(address, open_panel):
     page.locator("[data-part=metric]").select_option("loss")
     expect(page.locator("[data-part=names] .name")).to_have_text(["whole model"])
     plot = page.locator("[data-part=map]")
-    plot.hover(position=at(plot.bounding_box(), 3.5 / 9))
+    plot.hover(position=at(plot, 3.5 / 9))
     tells(page, "whole model", "0.25", "loss, step 4")
 
 
@@ -458,7 +463,7 @@ def test_hostile_names_are_text_in_every_view(address, open_panel, logs):
     }
     assert {view: set(names) == set(logs.HOSTILE) for view, names in shown.items()} == dict.fromkeys(shown, True)
     line = page.locator("[data-part=line-pins] .u-over")
-    line.hover(position=at(line.bounding_box(), 0.5))
+    line.hover(position=at(line, 0.5))
     expect(page.locator(".tip")).to_contain_text(logs.HOSTILE[0])
     page.locator("[data-part=compare]").select_option("known")
     page.locator("[data-part=run]").select_option("known")
