@@ -182,7 +182,8 @@ def examine_script(script: Path | None, words: Sequence[str], given: argparse.Na
     if getattr(options, "html", None) is not None and report.outcome.steps:
         from gradflow_export.experiments.page import as_html
 
-        _write(options.html, as_html(target.name, report.issues, report.verdicts, report.answers, report.outcome.steps))
+        known = report.issues, report.verdicts, report.answers, report.outcome.steps
+        _write(options.html, as_html(target.name, *known, stopped=report.outcome.stopped))
     return stopped or _status(report)
 
 
@@ -377,6 +378,7 @@ def _render(report: Report, kind: str) -> str:
         head = {
             "script": report.target.name,
             "steps": outcome.steps,
+            "stopped": outcome.stopped,
             "models": outcome.models,
             "error": outcome.error or None,
         }
@@ -388,7 +390,7 @@ def _render(report: Report, kind: str) -> str:
             allow_nan=False,
         )
     models = ", ".join(outcome.models) or "no model"
-    summary = findings(issues, outcome.steps)
+    summary = findings(issues, outcome.steps, stopped=outcome.stopped)
     if not issues and any(verdict.baseline is not None and verdict.baseline.ill for verdict in report.verdicts):
         summary = summary.replace("nothing found.", "no rule found anything, but the script does not learn.")
     told = [f"{report.target.name} ({models}), {summary}"] if outcome.steps or issues else []

@@ -22,7 +22,13 @@ _STYLE = (
 
 
 def as_html(
-    name: str, issues: Sequence[Issue], verdicts: Sequence[Verdict], answers: Sequence[Answer], steps: int
+    name: str,
+    issues: Sequence[Issue],
+    verdicts: Sequence[Verdict],
+    answers: Sequence[Answer],
+    steps: int,
+    *,
+    stopped: bool = False,
 ) -> str:
     """Return the whole page.
 
@@ -32,8 +38,9 @@ def as_html(
         verdicts: What the experiments showed.
         answers: What further runs answered.
         steps: Steps that were watched.
+        stopped: Whether the script was stopped after them.
     """
-    count = f"{len(issues) or 'No'} finding{'' if len(issues) == 1 else 's'} in {steps} steps."
+    count = f"{len(issues) or 'No'} finding{'' if len(issues) == 1 else 's'} in {'the first ' if stopped else ''}{steps} steps."
     parts = [f"<h1>{escape(name)}</h1>", f"<p>{count}</p>"]
     for issue in issues:
         where = escape(issue.layer or "the whole model")
