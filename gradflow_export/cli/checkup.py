@@ -182,8 +182,8 @@ def examine_script(script: Path | None, words: Sequence[str], given: argparse.Na
     if getattr(options, "html", None) is not None and report.outcome.steps:
         from gradflow_export.experiments.page import as_html
 
-        known = report.issues, report.verdicts, report.answers, report.outcome.steps
-        _write(options.html, as_html(target.name, *known, stopped=report.outcome.stopped))
+        page = report.issues, report.verdicts, report.answers, report.outcome.steps
+        _write(options.html, as_html(target.name, *page, stopped=report.outcome.stopped))
     return stopped or _status(report)
 
 

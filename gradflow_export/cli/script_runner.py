@@ -29,6 +29,8 @@ MOST, SECONDS = 300, 6.0
 
 _OF_THE_STEP = frozenset({IssueType.NOT_TRAINING, IssueType.STALE_GRAD, IssueType.LEARNING_RATE, IssueType.STAGNATION})
 
+_OF_ONE_LOSS = frozenset({IssueType.DIVERGING, IssueType.LOSS_SPIKE})
+
 
 class _Enough(BaseException):
     """Ends the script once it has made its steps; no error, and nothing that ``except Exception`` should catch."""
@@ -74,15 +76,19 @@ class ScriptWatch:
     def outcome(self) -> Outcome:
         """Return what was found so far."""
         found: dict[Issue, Place] = {}
+        together = joined([[first, last, self._counts[key]] for key, (first, last) in self._spans.items()])
+        begin = {each.skipped + 1 for each in together if each.skipped}
         for _, exporter, place in self._exporters:
             for issue in exporter.issues:
+                if issue.issue_type in _OF_ONE_LOSS and issue.step in begin:
+                    # Where another training of the same model begins, so does another loss.
+                    continue
                 # Models that share a loss show the same issue of it each.
                 found.setdefault(issue, place)
         placed = [
             (issue, self._step_place if issue.issue_type in _OF_THE_STEP and self._step_place.line else place)
             for issue, place in found.items()
         ]
-        together = joined([[first, last, self._counts[key]] for key, (first, last) in self._spans.items()])
         steps = sum(each.steps for each in together)
         return Outcome(steps, [name for name, _, _ in self._exporters], placed, stopped=self._stopped)
 

@@ -121,6 +121,7 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
             each for each in verdict.trials if each.acted and any(issue.issue_type in find(n).fixes for n in each.names)
         ]
         cured = [each for each in tried if verdict.helps(each)]
+        cured = [each for each in cured if each in verdict.cures] or cured
         shown = cured or sorted(tried, key=lambda each: each.effects.get(0, math.inf))[:1]
         known = issue
         if shown:

@@ -300,7 +300,7 @@ class Battery:
             if verdict.relieves(trial) or (verdict.rescues(trial) and self._licensed(trial.names))
         ]
         if rescued and not verdict.cures:
-            # A cure that a symptom names goes before one that is exact, and that before one which is not.
+            # What removes a mistake goes first, then what a symptom names, then what is exact.
             ranks = {trial.names: self._rank(trial.names) for trial in rescued}
             nearest = [trial for trial in rescued if ranks[trial.names] == min(ranks.values())]
             verdict.cures = nearest[:1] if verdict.refused else best(nearest)
@@ -314,8 +314,10 @@ class Battery:
         fixes = (each.fixes[: 1 if each.kind == TUNING else None] for each in found)
         return self.verdict.accused.intersection(kind for each in fixes for kind in each)
 
-    def _rank(self, names: Sequence[str]) -> tuple[bool, bool]:
-        return self._near(names) > 0, any(find(name).kind != EXACT for name in names)
+    def _rank(self, names: Sequence[str]) -> tuple[bool, ...]:
+        treatments, far = [find(name) for name in names], self._near(names) > 0
+        chosen = far and any(each.chosen(self.verdict.facts) for each in treatments)
+        return chosen, not all(each.mistake for each in treatments), far, any(each.kind != EXACT for each in treatments)
 
     def _name_causes(self) -> None:
         """Take parts of the best combination away, as long as it rescues without them."""

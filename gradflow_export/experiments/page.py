@@ -40,7 +40,8 @@ def as_html(
         steps: Steps that were watched.
         stopped: Whether the script was stopped after them.
     """
-    count = f"{len(issues) or 'No'} finding{'' if len(issues) == 1 else 's'} in {'the first ' if stopped else ''}{steps} steps."
+    ran = f"{'the first ' if stopped else ''}{steps} steps"
+    count = f"{len(issues) or 'No'} finding{'' if len(issues) == 1 else 's'} in {ran}."
     parts = [f"<h1>{escape(name)}</h1>", f"<p>{count}</p>"]
     for issue in issues:
         where = escape(issue.layer or "the whole model")
