@@ -25,9 +25,9 @@ from gradflow_export.records.issues import Issue, Severity, issue_to_json
 from gradflow_export.writers.preflight import findings, worst
 
 if TYPE_CHECKING:
-    from gradflow_export.experiments.battery import Verdict
     from gradflow_export.experiments.laboratory import Laboratory
     from gradflow_export.experiments.questions import Answer
+    from gradflow_export.experiments.verdict import Verdict
 
 FORMATS = ("text", "json", "sarif")
 STEPS = 50

@@ -4,93 +4,29 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, Baseline, Trial, best, moves, number
 from gradflow_export.experiments.laboratory import Laboratory
+from gradflow_export.experiments.later import later_steps, longer
 from gradflow_export.experiments.measure import Yardstick, failure, yardstick
 from gradflow_export.experiments.mending.treatment import EXACT, MENDING, PLACEBO, TUNING, Treatment
 from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.survey import Training
 from gradflow_export.experiments.treatments import BEGINNINGS, TREATMENTS, WATCH, combinations, find, nearness, of_kind
+from gradflow_export.experiments.verdict import SEEDS, Verdict
 from gradflow_export.experiments.watched import accused
 from gradflow_export.records.issues import IssueType
 
-SEEDS = 3
 LEAST_STEPS = 20
 LOOK, UNMOVED = "look", "no steps"
 STILL = (LOOK, UNMOVED)
 RISING = 0.5
 """Share of the steps from which on a learning rate that rises is one that warms up."""
-LATER = 4
-"""Multiple of the steps within which a script may begin to learn by itself, or a treatment may show what it does."""
-LEADS = 0.95
-"""Share of the loss without a treatment below which it is given so many steps."""
 RUNS = 40
 """How many runs the experiments take at most, for a prediction of their time."""
-
-
-@dataclass
-class Verdict:
-    """What the runs of one training showed.
-
-    Attributes:
-        training: Which steps of the program were examined.
-        steps: Optimizer steps of each run.
-        refused: Why nothing can be judged; empty where it can.
-        baseline: Runs without treatment, and placebos; ``None`` where they failed.
-        trials: Everything that was tried, in order.
-        cures: What rescues, the best first; more than one where they are as good.
-        faster: What makes a program that learns slowly learn faster, the best first; no cure.
-        curves: Losses of runs by a name for them, for charts.
-        facts: What the first run saw.
-        measured: The user's yardstick, where it takes the place of the loss.
-        found: Type and cause of what a watched run shows.
-        accused: What structure proves against it, and a watched run shows again.
-        suspects: What the symptoms accuse.
-        seeds: How many seeds gave runs that differ.
-        cut: Whether the budget ended it before everything was tried.
-        runs: How many runs there were.
-        cpu: Their seconds of processor time.
-    """
-
-    training: Training
-    steps: int
-    refused: str = ""
-    baseline: Baseline | None = None
-    trials: list[Trial] = field(default_factory=list)
-    cures: list[Trial] = field(default_factory=list)
-    faster: list[Trial] = field(default_factory=list)
-    curves: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    measured: str = ""
-    found: Sequence[tuple[str, str]] = ()
-    accused: frozenset[IssueType] = frozenset()
-    suspects: tuple[IssueType, ...] = ()
-    seeds: int = SEEDS
-    cut: bool = False
-    runs: int = 0
-    cpu: float = 0.0
-
-    def rescues(self, trial: Trial) -> bool:
-        """Whether the loss says that a treatment makes the program learn."""
-        return self.baseline is not None and not self.refused and trial.rescues(self.baseline)
-
-    def relieves(self, trial: Trial) -> bool:
-        """Whether a treatment removes what structure proves, without harm to the loss where there is one to compare."""
-        return self.baseline is not None and trial.relieves(None if self.refused else self.baseline)
-
-    def helps(self, trial: Trial) -> bool:
-        """Whether a treatment does either."""
-        return self.rescues(trial) or self.relieves(trial)
-
-    @property
-    def vain(self) -> list[Trial]:
-        """What was tried and does not help."""
-        return [trial for trial in self.trials if trial.acted and not self.helps(trial)]
 
 
 class Battery:
@@ -221,7 +157,7 @@ class Battery:
         verdict = self.verdict
         tuned = [self._near(trial.names) > 0 and _tunes(trial.names) for trial in verdict.cures]
         hasten = [any(find(name).hastens for name in trial.names) for trial in verdict.cures]
-        if not verdict.cures or not all(map(max, tuned, hasten)) or not (later := _later(verdict)):
+        if not verdict.cures or not all(map(max, tuned, hasten)) or not (later := later_steps(verdict)):
             return False
         assert verdict.baseline is not None
         asked = deque(Request(names, 0, later) for names in ((), (verdict.baseline.placebo,)) if "" not in names)
@@ -235,8 +171,10 @@ class Battery:
 
     def _mending(self) -> list[Treatment]:
         """Return the treatments that are the fix of what structure proves."""
-        proved = [each for each in self.verdict.found if each[0] in self.verdict.accused]
-        return [each for kind in (EXACT, MENDING) for each in of_kind(kind, self.verdict.facts) if each.meant(proved)]
+        proved, facts = [each for each in self.verdict.found if each[0] in self.verdict.accused], self.verdict.facts
+        evident = [each for each in of_kind(MENDING, facts) if each.evident(facts) and not self.verdict.refused]
+        meant = [each for kind in (EXACT, MENDING) for each in of_kind(kind, facts) if each.meant(proved)]
+        return list(dict.fromkeys([*meant, *evident]))
 
     def _licensed(self, names: Sequence[str]) -> bool:
         """Return whether a rescue by these treatments is believed: no program is tuned that learns.
@@ -283,6 +221,8 @@ class Battery:
                 gone = not accused(result.facts["found"]) & self._fixed(names)
                 left = {*(trial.left or ()), *(kind for kind, _ in result.facts["found"])}
                 trial = replace(trial, gone={**trial.gone, seed: gone}, left=left)
+            if result.facts.get("opened"):
+                trial = replace(trial, gone={**trial.gone, seed: trial.gone.get(seed, True)})
             tried[names] = trial
             verdict.trials = [each for each in verdict.trials if each.names != names] + [trial]
             if not seed:
@@ -317,7 +257,12 @@ class Battery:
     def _rank(self, names: Sequence[str]) -> tuple[bool, ...]:
         treatments, far = [find(name) for name in names], self._near(names) > 0
         chosen = far and any(each.chosen(self.verdict.facts) for each in treatments)
-        return chosen, not all(each.mistake for each in treatments), far, any(each.kind != EXACT for each in treatments)
+        return (
+            chosen,
+            not all(each.mistake for each in treatments),
+            far,
+            any(each.kind == TUNING for each in treatments),
+        )
 
     def _name_causes(self) -> None:
         """Take parts of the best combination away, as long as it rescues without them."""
@@ -363,35 +308,3 @@ def confirmations(verdict: Verdict, request: Request, trial: Trial) -> list[Requ
 
 def _tunes(names: Sequence[str]) -> bool:
     return all(find(name).kind == TUNING for name in names)
-
-
-def _later(verdict: Verdict) -> int:
-    """Return how many steps a longer run trains; 0 where there are no more, or something else is measured."""
-    later = min(LATER * verdict.steps, verdict.training.steps - MEASURED)
-    return 0 if later <= verdict.steps or verdict.measured else later
-
-
-def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -> None:
-    """Give the script, and the exact treatment that leads and does not rescue it, more steps; these may show it.
-
-    Args:
-        laboratory: Where runs are done.
-        verdict: What is known; where the treatment rescues in more steps, it is that of these.
-        accused: Trials of what is accused.
-    """
-    base, later = verdict.baseline, _later(verdict)
-    exact = [each for each in accused if each.acted and all(find(name).kind == EXACT for name in each.names)]
-    leads = [each for each in exact if base and each.effects.get(0, math.inf) < LEADS * base.level(0)]
-    if base is None or base.blind or not leads or not later:
-        return
-    lead = min(leads, key=lambda each: each.effects[0])
-    asked = deque(Request(names, seed, later) for names in ((), lead.names) for seed in range(SEEDS))
-    effects: dict[tuple[str, ...], dict[int, float]] = {(): {}, lead.names: {}}
-    for request, result in laboratory.run(asked):
-        effects[request.names][request.seed] = math.inf if result.error else result.effect
-    if any(len(each) < SEEDS for each in effects.values()):
-        return
-    plain = replace(base, effect=tuple(effects[()][seed] for seed in range(SEEDS)), placebos={})
-    trial = replace(lead, effects=effects[lead.names])
-    if trial.rescues(plain):
-        verdict.steps, verdict.baseline, verdict.trials, verdict.cures = later, plain, [trial], [trial]

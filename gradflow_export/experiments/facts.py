@@ -41,6 +41,7 @@ class Facts(Intervention):
         kept: Share of the gradient's norm that was left at the least, 1 when none was taken away.
         untrained: Parameters of the model that no optimizer has or that are frozen.
         frozen: The latter alone.
+        unreached: Parameters that an optimizer has and that no gradient reached.
         layers: Linear and convolutional layers.
         level: Tables of weights that hold one number throughout.
         sequences: Recurrent and attention layers.
@@ -67,7 +68,8 @@ class Facts(Intervention):
         self.decay = self.schedule = self.resettable = False
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
         self.sequences = self.recurrent = self.masked = self.level = self.half = self.returned = 0
-        self.frozen = self.endless = 0
+        self.frozen = self.endless = self.unreached = 0
+        self._reached: set[int] = set()
         self.gain = self.offset = 0.0
         self.kept, self.scale, self.dropout, self.adam, self.reached = 1.0, 0.0, 0.0, 0.0, 0.0
         self.digests: list[float | None] = []
@@ -183,6 +185,7 @@ class Facts(Intervention):
         self._faded += faded
         if self._steps >= self.STEPS:
             return
+        self._reached.update(id(weight) for weight in weights(optimizer) if weight.grad is not None)
         own = [id(weight) for weight in weights(optimizer)]
         known = [self._after[key] for key in own if key in self._after and not self._gradients_only(key)]
         if any(not torch.equal(*pair) for pair in known):
@@ -225,10 +228,11 @@ class Facts(Intervention):
             if weight.is_floating_point()
         )
         self.frozen = sum(not weight.requires_grad for weight in self._known.values() if weight.is_floating_point())
+        self.unreached = len(self._owned - self._reached)
         names = (
             "decay", "schedule", "dropout", "stale", "foreign", "returned", "edited", "kept", "untrained", "layers",
             "squashing", "sequences", "recurrent", "masked", "level", "half",
-            "resettable", "scale", "digests", "adam", "reached", "frozen", "endless", "gain", "offset",
+            "resettable", "scale", "digests", "adam", "reached", "frozen", "endless", "gain", "offset", "unreached",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
         steps = max(self._steps, 1)

@@ -63,6 +63,11 @@ class Intervention:
         del loader
         return given
 
+    def cut(self, module: nn.Module) -> bool:
+        """Return whether the script holds back all gradients of a model, and shall not."""
+        del module
+        return False
+
     def measure(self) -> None:
         """Training is over; the effect is measured from now on."""
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from gradflow_export.experiments.account import effect, lines, patch, state
-from gradflow_export.experiments.battery import Verdict
 from gradflow_export.experiments.questions import Answer
+from gradflow_export.experiments.verdict import Verdict
 from gradflow_export.records.issues import Issue
 
 WIDTH, HEIGHT = 560, 180

@@ -21,6 +21,7 @@ from gradflow_export.experiments.mending import sequences as sequence
 from gradflow_export.experiments.mending.catalog import MENDED
 from gradflow_export.experiments.mending.leaks import ScaledLoss
 from gradflow_export.experiments.mending.treatment import EXACT, LOOK, PLACEBO, TRIED, TUNING, Treatment
+from gradflow_export.experiments.penalties import NoPenalty
 from gradflow_export.experiments.watched import Watch
 from gradflow_export.records.issues import IssueType
 
@@ -159,6 +160,15 @@ TREATMENTS: tuple[Treatment, ...] = (
         "for group in optimizer.param_groups:\n    group['weight_decay'] = 0.0",
         (_T.LEARNING_RATE, _T.NOT_LEARNING),
         lambda facts: bool(facts["decay"]),
+    ),
+    Treatment(
+        "no penalty on the weights",
+        EXACT,
+        NoPenalty,
+        "a penalty on the weights that outweighs the rest of the loss",
+        "loss = data_loss + 1e-3 * penalty  # a smaller factor, so that the data decide where the weights go",
+        (_T.LEARNING_RATE, _T.NOT_LEARNING),
+        lambda facts: bool(facts.get("penalized")),
     ),
     Treatment(
         "minus the loss",

@@ -174,6 +174,7 @@ MENDED: tuple[Treatment, ...] = (
         "gradients blocked by no_grad, detach, NumPy or sample between the weights and the loss",
         "# remove no_grad(), detach() and numpy() between the model and its loss; use rsample() instead of sample()",
         (_T.NOT_TRAINING, _T.STAGNATION),
+        evident=lambda facts: facts["unreached"] > 0,
     ),
     Treatment(
         "the state that recurrent layers left",
