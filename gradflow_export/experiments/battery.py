@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, Baseline, Trial, best, moves, number
 from gradflow_export.experiments.laboratory import Laboratory
-from gradflow_export.experiments.later import later_steps, longer
 from gradflow_export.experiments.measure import Yardstick, failure, yardstick
 from gradflow_export.experiments.mending.treatment import EXACT, MENDING, PLACEBO, TUNING, Treatment
 from gradflow_export.experiments.patient import MEASURED
@@ -25,6 +24,10 @@ LOOK, UNMOVED = "look", "no steps"
 STILL = (LOOK, UNMOVED)
 RISING = 0.5
 """Share of the steps from which on a learning rate that rises is one that warms up."""
+LATER = 4
+"""Multiple of the steps within which a script may begin to learn by itself, or a treatment may show what it does."""
+LEADS = 0.95
+"""Share of the loss without a treatment below which it is given so many steps."""
 RUNS = 40
 """How many runs the experiments take at most, for a prediction of their time."""
 
@@ -131,7 +134,7 @@ class Battery:
         self._tell(f"it does not learn: {verdict.baseline.complaint}" if ill else verdict.baseline.slow or "it learns")
         exact, tuning = self._ordered(of_kind(EXACT, verdict.facts)), self._ordered(of_kind(TUNING, verdict.facts))
         # What the symptoms accuse is tried with what is exact, and goes before it.
-        near = [each for each in tuning if self._near([each.name]) == 0]
+        near = [each for each in tuning if _near([each.name], self.verdict) == 0]
         accused = [each for each in near if ill or slow or self._licensed([each.name])]
         first = [each for each in exact if self._everything or slow or self._licensed([each.name])] + accused
         first = [*first, *(each for each in self._mending() if each not in first)]
@@ -148,14 +151,14 @@ class Battery:
             self._name_causes()
             self._begins_later()
         if (ill or slow) and not verdict.cures and not verdict.cut:
-            longer(self._laboratory, verdict, [trial for trial in verdict.trials if self._near(trial.names) == 0])
+            longer(self._laboratory, verdict, [trial for trial in verdict.trials if _near(trial.names, verdict) == 0])
         if slow and not verdict.cures:
             verdict.faster = best([each for each in verdict.trials if verdict.rescues(each)])[:1]
 
     def _begins_later(self) -> bool:
         """Take larger steps, and what no symptom names, for no cure where the script begins to learn a little later."""
         verdict = self.verdict
-        tuned = [self._near(trial.names) > 0 and _tunes(trial.names) for trial in verdict.cures]
+        tuned = [_near(trial.names, verdict) > 0 and _tunes(trial.names) for trial in verdict.cures]
         hasten = [any(find(name).hastens for name in trial.names) for trial in verdict.cures]
         if not verdict.cures or not all(map(max, tuned, hasten)) or not (later := later_steps(verdict)):
             return False
@@ -185,7 +188,7 @@ class Battery:
         baseline, treatments = self.verdict.baseline, [find(name) for name in names]
         if baseline is None or baseline.ill or any(each.mistake for each in treatments):
             return True
-        near = self._near(names)
+        near = _near(names, self.verdict)
         if near == 0 and any(
             BEGINNINGS.intersection(each.fixes[:1]) or each.evident(self.verdict.facts) for each in treatments
         ):
@@ -195,11 +198,7 @@ class Battery:
         return near == 0 and bool(baseline.slow)
 
     def _ordered(self, treatments: Sequence[Treatment]) -> list[Treatment]:
-        return sorted(treatments, key=lambda each: self._near([each.name]))
-
-    def _near(self, names: Sequence[str]) -> int:
-        """Return how near treatments are to what is accused, by symptoms or by what the first run saw: 0, 1 or 2."""
-        return 0 if any(find(name).evident(self.verdict.facts) for name in names) else nearness(names, self._suspects)
+        return sorted(treatments, key=lambda each: _near([each.name], self.verdict))
 
     def _try(self, wanted: Sequence[tuple[str, ...]]) -> None:
         """Try treatments, confirm what helps, and name the best."""
@@ -208,7 +207,9 @@ class Battery:
         assert baseline is not None
         placebo = baseline.placebo
         tried: dict[tuple[str, ...], Trial] = {}
-        for request, result in self._runs([((*names, WATCH) if self._fixed(names) else names, 0) for names in wanted]):
+        for request, result in self._runs(
+            [((*names, WATCH) if _fixed(names, verdict) else names, 0) for names in wanted]
+        ):
             names, failed = tuple(name for name in request.names if name not in {WATCH, placebo}), result.error
             seed, effect = request.seed, math.inf if failed else self._rule.effect(result)
             trial = tried.get(names) or Trial(names, {}, mistake=all(find(name).mistake for name in names))
@@ -218,7 +219,7 @@ class Battery:
                 why = failed.strip().rpartition("\n")[2]
                 trial = replace(trial, effects={**trial.effects, seed: effect}, acted=result.acted, error=why)
             if "found" in result.facts:
-                gone = not accused(result.facts["found"]) & self._fixed(names)
+                gone = not accused(result.facts["found"]) & _fixed(names, verdict)
                 left = {*(trial.left or ()), *(kind for kind, _ in result.facts["found"])}
                 trial = replace(trial, gone={**trial.gone, seed: gone}, left=left)
             if result.facts.get("opened"):
@@ -241,28 +242,9 @@ class Battery:
         ]
         if rescued and not verdict.cures:
             # What removes a mistake goes first, then what a symptom names, then what is exact.
-            ranks = {trial.names: self._rank(trial.names) for trial in rescued}
+            ranks = {trial.names: _rank(trial.names, verdict) for trial in rescued}
             nearest = [trial for trial in rescued if ranks[trial.names] == min(ranks.values())]
             verdict.cures = nearest[:1] if verdict.refused else best(nearest)
-
-    def _fixed(self, names: Sequence[str]) -> frozenset[IssueType]:
-        """Return what structure proves and these treatments are the fix of.
-
-        A tuning treatment changes every script: a finding that is gone with it says something of its first type alone.
-        """
-        found = (find(name) for name in names)
-        fixes = (each.fixes[: 1 if each.kind == TUNING else None] for each in found)
-        return self.verdict.accused.intersection(kind for each in fixes for kind in each)
-
-    def _rank(self, names: Sequence[str]) -> tuple[bool, ...]:
-        treatments, far = [find(name) for name in names], self._near(names) > 0
-        chosen = far and any(each.chosen(self.verdict.facts) for each in treatments)
-        return (
-            chosen,
-            not all(each.mistake for each in treatments),
-            far,
-            any(each.kind == TUNING for each in treatments),
-        )
 
     def _name_causes(self) -> None:
         """Take parts of the best combination away, as long as it rescues without them."""
@@ -288,6 +270,32 @@ class Battery:
                 self._queue.clear()
 
 
+def _near(names: Sequence[str], verdict: Verdict) -> int:
+    """Return how near treatments are to what is accused, by symptoms or by what the first run saw: 0, 1 or 2."""
+    return 0 if any(find(name).evident(verdict.facts) for name in names) else nearness(names, verdict.suspects)
+
+
+def _rank(names: Sequence[str], verdict: Verdict) -> tuple[bool, ...]:
+    """Return what orders treatments that rescue, the lowest first."""
+    treatments, far = [find(name) for name in names], _near(names, verdict) > 0
+    return (
+        far and any(each.chosen(verdict.facts) for each in treatments),
+        not all(each.mistake for each in treatments),
+        far,
+        any(each.kind == TUNING for each in treatments),
+    )
+
+
+def _fixed(names: Sequence[str], verdict: Verdict) -> frozenset[IssueType]:
+    """Return what structure proves and these treatments are the fix of.
+
+    A tuning treatment changes every script: a finding that is gone with it says something of its first type alone.
+    """
+    found = (find(name) for name in names)
+    fixes = (each.fixes[: 1 if each.kind == TUNING else None] for each in found)
+    return verdict.accused.intersection(kind for each in fixes for kind in each)
+
+
 def confirmations(verdict: Verdict, request: Request, trial: Trial) -> list[Request]:
     """Return runs of two more seeds where the first one promises something; of a blind script for placebos before that.
 
@@ -308,3 +316,35 @@ def confirmations(verdict: Verdict, request: Request, trial: Trial) -> list[Requ
 
 def _tunes(names: Sequence[str]) -> bool:
     return all(find(name).kind == TUNING for name in names)
+
+
+def later_steps(verdict: Verdict) -> int:
+    """Return how many steps a longer run trains; 0 where there are no more, or something else is measured."""
+    later = min(LATER * verdict.steps, verdict.training.steps - MEASURED)
+    return 0 if later <= verdict.steps or verdict.measured else later
+
+
+def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -> None:
+    """Give the script, and the exact treatment that leads and does not rescue it, more steps; these may show it.
+
+    Args:
+        laboratory: Where runs are done.
+        verdict: What is known; where the treatment rescues in more steps, it is that of these.
+        accused: Trials of what is accused.
+    """
+    base, later = verdict.baseline, later_steps(verdict)
+    exact = [each for each in accused if each.acted and all(find(name).kind == EXACT for name in each.names)]
+    leads = [each for each in exact if base and each.effects.get(0, math.inf) < LEADS * base.level(0)]
+    if base is None or base.blind or not leads or not later:
+        return
+    lead = min(leads, key=lambda each: each.effects[0])
+    asked = deque(Request(names, seed, later) for names in ((), lead.names) for seed in range(SEEDS))
+    effects: dict[tuple[str, ...], dict[int, float]] = {(): {}, lead.names: {}}
+    for request, result in laboratory.run(asked):
+        effects[request.names][request.seed] = math.inf if result.error else result.effect
+    if any(len(each) < SEEDS for each in effects.values()):
+        return
+    plain = replace(base, effect=tuple(effects[()][seed] for seed in range(SEEDS)), placebos={})
+    trial = replace(lead, effects=effects[lead.names])
+    if trial.rescues(plain):
+        verdict.steps, verdict.baseline, verdict.trials, verdict.cures = later, plain, [trial], [trial]

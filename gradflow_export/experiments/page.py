@@ -8,6 +8,7 @@ from html import escape
 
 from gradflow_export.experiments.account import effect, lines, patch, state
 from gradflow_export.experiments.questions import Answer
+from gradflow_export.experiments.runs import Outcome
 from gradflow_export.experiments.verdict import Verdict
 from gradflow_export.records.issues import Issue
 
@@ -26,9 +27,7 @@ def as_html(
     issues: Sequence[Issue],
     verdicts: Sequence[Verdict],
     answers: Sequence[Answer],
-    steps: int,
-    *,
-    stopped: bool = False,
+    outcome: Outcome,
 ) -> str:
     """Return the whole page.
 
@@ -37,10 +36,9 @@ def as_html(
         issues: What was found.
         verdicts: What the experiments showed.
         answers: What further runs answered.
-        steps: Steps that were watched.
-        stopped: Whether the script was stopped after them.
+        outcome: What came of watching it.
     """
-    ran = f"{'the first ' if stopped else ''}{steps} steps"
+    ran = f"{'the first ' if outcome.stopped else ''}{outcome.steps} steps"
     count = f"{len(issues) or 'No'} finding{'' if len(issues) == 1 else 's'} in {ran}."
     parts = [f"<h1>{escape(name)}</h1>", f"<p>{count}</p>"]
     for issue in issues:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.interventions import FrozenWeights, Intervention
-from gradflow_export.experiments.penalties import Penalties, without
+from gradflow_export.experiments.mending.penalties import Penalties, without
 from gradflow_export.experiments.replaced_functions import OWN, ReplacedFunctions
 
 MEASURED = 8

@@ -14,14 +14,14 @@ from typing import Any
 from gradflow_export.experiments import interventions as do
 from gradflow_export.experiments import model_edits as edit
 from gradflow_export.experiments import probes as probe
-from gradflow_export.experiments.beginnings import DrawnZeros
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.mending import losses as loss
 from gradflow_export.experiments.mending import sequences as sequence
+from gradflow_export.experiments.mending.beginnings import DrawnZeros
 from gradflow_export.experiments.mending.catalog import MENDED
 from gradflow_export.experiments.mending.leaks import ScaledLoss
+from gradflow_export.experiments.mending.penalties import NoPenalty
 from gradflow_export.experiments.mending.treatment import EXACT, LOOK, PLACEBO, TRIED, TUNING, Treatment
-from gradflow_export.experiments.penalties import NoPenalty
 from gradflow_export.experiments.watched import Watch
 from gradflow_export.records.issues import IssueType
 

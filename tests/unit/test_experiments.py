@@ -23,10 +23,9 @@ import pytest
 from gradflow_export.cli import main
 from gradflow_export.errors import ArgumentError
 from gradflow_export.experiments.account import cures, lines, patch, remark, weighed
-from gradflow_export.experiments.battery import Battery
+from gradflow_export.experiments.battery import Battery, longer
 from gradflow_export.experiments.decision import Baseline, Trial, best
 from gradflow_export.experiments.laboratory import Laboratory
-from gradflow_export.experiments.later import longer
 from gradflow_export.experiments.measure import parse, scale
 from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.sandbox import COPY, Sandbox, outermost, size
