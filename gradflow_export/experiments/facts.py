@@ -44,6 +44,7 @@ class Facts(Intervention):
         unreached: Parameters that an optimizer has and that no gradient reached.
         layers: Linear and convolutional layers.
         level: Tables of weights that hold one number throughout.
+        tables: All tables of weights.
         sequences: Recurrent and attention layers.
         recurrent: The former alone.
         padding: Share of the steps of recurrent layers that repeat the last one of a sequence.
@@ -68,7 +69,7 @@ class Facts(Intervention):
         self.decay = self.schedule = self.resettable = False
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
         self.sequences = self.recurrent = self.masked = self.level = self.half = self.returned = 0
-        self.frozen = self.endless = self.unreached = 0
+        self.frozen = self.endless = self.unreached = self.tables = 0
         self._reached: set[int] = set()
         self.gain = self.offset = 0.0
         self.kept, self.scale, self.dropout, self.adam, self.reached = 1.0, 0.0, 0.0, 0.0, 0.0
@@ -102,6 +103,7 @@ class Facts(Intervention):
             if isinstance(layer, nn.RNNBase):
                 layer.register_forward_pre_hook(self._reads)
         self.level += len(level(module))
+        self.tables += sum(weight.dim() > 1 for weight in module.parameters())
         for layer in members:
             if isinstance(layer, LAYERS) and layer.weight.requires_grad and layer.weight.numel():
                 self.gain = max(self.gain, float(layer.weight.detach().float().norm()) / len(layer.weight) ** 0.5)
@@ -232,7 +234,8 @@ class Facts(Intervention):
         names = (
             "decay", "schedule", "dropout", "stale", "foreign", "returned", "edited", "kept", "untrained", "layers",
             "squashing", "sequences", "recurrent", "masked", "level", "half",
-            "resettable", "scale", "digests", "adam", "reached", "frozen", "endless", "gain", "offset", "unreached",
+            "resettable", "scale", "digests", "adam", "reached", "frozen", "endless", "gain", "offset",
+            "unreached", "tables",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
         steps = max(self._steps, 1)

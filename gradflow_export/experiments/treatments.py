@@ -268,7 +268,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu'); torch.nn.init.zeros_(layer.bias)",
         (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.DEAD, _T.BOTTLENECK, _T.COLLAPSE),
         lambda facts: facts["layers"] + facts["level"] > 0,
-        evident=lambda facts: facts["gain"] > WIDE,
+        evident=lambda facts: facts["gain"] > WIDE or 2 * facts["level"] > facts["tables"],
     ),
     Treatment(
         "the layers' own initialization",
@@ -278,7 +278,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "# remove your own initialization; layer.reset_parameters() restores the default",
         (_T.BAD_INIT, _T.DEAD),
         lambda facts: bool(facts["resettable"]),
-        evident=lambda facts: facts["gain"] > WIDE,
+        evident=lambda facts: facts["gain"] > WIDE or 2 * facts["level"] > facts["tables"],
     ),
     Treatment(
         "ReLU instead of sigmoid and tanh",
