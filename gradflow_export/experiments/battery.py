@@ -208,7 +208,7 @@ class Battery:
         placebo = baseline.placebo
         tried: dict[tuple[str, ...], Trial] = {}
         for request, result in self._runs(
-            [((*names, WATCH) if _fixed(names, verdict) else names, 0) for names in wanted]
+            [((*names, WATCH) if fixed(names, verdict) else names, 0) for names in wanted]
         ):
             names, failed = tuple(name for name in request.names if name not in {WATCH, placebo}), result.error
             seed, effect = request.seed, math.inf if failed else self._rule.effect(result)
@@ -219,7 +219,7 @@ class Battery:
                 why = failed.strip().rpartition("\n")[2]
                 trial = replace(trial, effects={**trial.effects, seed: effect}, acted=result.acted, error=why)
             if "found" in result.facts:
-                gone = not accused(result.facts["found"]) & _fixed(names, verdict)
+                gone = not accused(result.facts["found"]) & fixed(names, verdict)
                 left = {*(trial.left or ()), *(kind for kind, _ in result.facts["found"])}
                 trial = replace(trial, gone={**trial.gone, seed: gone}, left=left)
             if result.facts.get("opened"):
@@ -286,7 +286,7 @@ def _rank(names: Sequence[str], verdict: Verdict) -> tuple[bool, ...]:
     )
 
 
-def _fixed(names: Sequence[str], verdict: Verdict) -> frozenset[IssueType]:
+def fixed(names: Sequence[str], verdict: Verdict) -> frozenset[IssueType]:
     """Return what structure proves and these treatments are the fix of.
 
     A tuning treatment changes every script: a finding that is gone with it says something of its first type alone.
