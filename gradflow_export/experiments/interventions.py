@@ -25,12 +25,14 @@ class Intervention:
         without_dropout: Whether dropout is off while it is active.
         opens: Whether what a model holds back of its gradients passes.
         steady: Whether dropout is off where no gradients are wanted.
+        patience: Steps that it needs after a loss that is not finite.
     """
 
     stays = False
     without_dropout = False
     opens = False
     steady = False
+    patience = 0
 
     def __init__(self) -> None:
         self.acted = False

@@ -80,7 +80,7 @@ class Patient:
         self._extra = Course()
         self._penalties = Penalties()
         self.changes: Sequence[Intervention] = ()
-        self.steps = self._wanted = 0
+        self.steps = self._wanted = self._endless = 0
         self.measured: list[float] = []
         self._measure = measure
         self._lead: Optimizer | None = None
@@ -225,7 +225,9 @@ class Patient:
             if self.steps == self._wanted:
                 for each in self.changes:
                     each.measure()
-            if self.steps >= self._wanted + MEASURED or not self.course.finite:
+            self._endless += not self.course.finite
+            patience = max((each.patience for each in self.changes), default=0)
+            if self.steps >= self._wanted + MEASURED or self._endless > patience:
                 self._end(self)
 
     @property

@@ -14,6 +14,7 @@ from gradflow_export.experiments.facts import off_center
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.mending.beginnings import DrawnZeros
 from gradflow_export.experiments.mending.leaks import NothingLater
+from gradflow_export.experiments.mending.losses import LogTargets, Unweighted
 from gradflow_export.experiments.mending.passages import OpenPassages
 from gradflow_export.experiments.mending.penalties import NoPenalty, Penalties, without
 from gradflow_export.experiments.model_edits import Finite, Relu
@@ -179,6 +180,21 @@ def test_a_mask_that_is_the_wrong_way_round_is_turned(kind):
         _, kwargs = change.function("scaled_dot_product_attention", (query, query, query, mask), {})
         open_pairs = functional.softmax(torch.zeros(12, 12).masked_fill(~kwargs["attn_mask"], -torch.inf), -1) > 0
         assert torch.equal(open_pairs, wanted | torch.eye(12, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("at", [2, 3])
+def test_losses_are_given_what_their_options_say(at):
+    """Weights of classes go, by place or name; log-probabilities are known by their sign, and probabilities stay."""
+    given, target, weight = torch.zeros(2, 3), torch.tensor([0, 1]), torch.ones(3)
+    change = Unweighted()
+    assert change.function("cross_entropy", (given, target), {"weight": None}) == ((given, target), {"weight": None})
+    assert not change.acted
+    by_place = change.function("cross_entropy", (given, target, weight), {})
+    assert by_place == ((given, target, None), {})
+    assert change.function("cross_entropy", (given, target), {"weight": weight})[1] == {"weight": None}
+    logarithms = LogTargets()
+    assert logarithms.function("kl_div", (given, given + 0.5), {})[1] == {}
+    assert logarithms.function("kl_div", (given, given - at), {})[1] == {"log_target": True}
 
 
 @pytest.mark.parametrize("steps", [(40, 20), (30, 80)])
