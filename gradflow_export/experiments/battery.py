@@ -177,7 +177,9 @@ class Battery:
         proved, facts = [each for each in self.verdict.found if each[0] in self.verdict.accused], self.verdict.facts
         evident = [each for each in of_kind(MENDING, facts) if each.evident(facts) and not self.verdict.refused]
         meant = [each for kind in (EXACT, MENDING) for each in of_kind(kind, facts) if each.meant(proved)]
-        return list(dict.fromkeys([*meant, *evident]))
+        # What tunes is the fix of its first type alone.
+        tuned = [each for each in of_kind(TUNING, facts) if each.fixes[0] in {kind for kind, _ in proved}]
+        return list(dict.fromkeys([*meant, *evident, *tuned]))
 
     def _licensed(self, names: Sequence[str]) -> bool:
         """Return whether a rescue by these treatments is believed: no program is tuned that learns.

@@ -323,7 +323,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         sequence.OtherMasks,
         "attention that attends only to the padding",
         "mask = ~mask  # True: ignored in torch.nn.MultiheadAttention, attended to in scaled_dot_product_attention",
-        (_T.NOT_LEARNING, _T.NOT_TRAINING),
+        (_T.NOT_TRAINING, _T.NOT_LEARNING),
         lambda facts: facts["masked"] > 0,
     ),
     *MENDED,
