@@ -25,9 +25,9 @@ from gradflow_export.records.issues import Issue, Severity, issue_to_json
 from gradflow_export.writers.preflight import findings, worst
 
 if TYPE_CHECKING:
-    from gradflow_export.experiments.battery import Verdict
     from gradflow_export.experiments.laboratory import Laboratory
     from gradflow_export.experiments.questions import Answer
+    from gradflow_export.experiments.verdict import Verdict
 
 FORMATS = ("text", "json", "sarif")
 STEPS = 50
@@ -182,7 +182,7 @@ def examine_script(script: Path | None, words: Sequence[str], given: argparse.Na
     if getattr(options, "html", None) is not None and report.outcome.steps:
         from gradflow_export.experiments.page import as_html
 
-        _write(options.html, as_html(target.name, report.issues, report.verdicts, report.answers, report.outcome.steps))
+        _write(options.html, as_html(target.name, report.issues, report.verdicts, report.answers, report.outcome))
     return stopped or _status(report)
 
 
@@ -374,27 +374,26 @@ def _render(report: Report, kind: str) -> str:
         )
     if kind == "json":
         found = [{**issue_to_json(issue), "line": report.line(issue) or None} for issue in issues]
-        head = {
+        told = {
             "script": report.target.name,
             "steps": outcome.steps,
+            "stopped": outcome.stopped,
             "models": outcome.models,
             "error": outcome.error or None,
+            "findings": found,
+            "experiments": [as_json(verdict) for verdict in report.verdicts],
+            "answers": [{"question": each.title, "answer": each.text, "wrong": each.wrong} for each in report.answers],
+            "notes": report.notes,
         }
-        experiments = {"experiments": [as_json(verdict) for verdict in report.verdicts]}
-        asked = [{"question": each.title, "answer": each.text, "wrong": each.wrong} for each in report.answers]
-        return json.dumps(
-            {**head, "findings": found, **experiments, "answers": asked, "notes": report.notes},
-            indent=2,
-            allow_nan=False,
-        )
+        return json.dumps(told, indent=2, allow_nan=False)
     models = ", ".join(outcome.models) or "no model"
-    summary = findings(issues, outcome.steps)
+    summary = findings(issues, outcome.steps, stopped=outcome.stopped)
     if not issues and any(verdict.baseline is not None and verdict.baseline.ill for verdict in report.verdicts):
         summary = summary.replace("nothing found.", "no rule found anything, but the script does not learn.")
-    told = [f"{report.target.name} ({models}), {summary}"] if outcome.steps or issues else []
+    shown = [f"{report.target.name} ({models}), {summary}"] if outcome.steps or issues else []
     for number, verdict in enumerate(report.verdicts, start=1):
         if len(report.verdicts) > 1:
             first = verdict.training.skipped + 1
-            told.append(f"model {number} of {len(report.verdicts)}, trained by the optimizer steps from {first} on:")
-        told += lines(verdict, issues)
-    return "\n".join([*told, *(f"  {each.title}: {each.text}" for each in report.answers), *report.notes])
+            shown.append(f"model {number} of {len(report.verdicts)}, trained by the optimizer steps from {first} on:")
+        shown += lines(verdict, issues)
+    return "\n".join([*shown, *(f"  {each.title}: {each.text}" for each in report.answers), *report.notes])

@@ -7,13 +7,14 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.experiments.runs import Outcome, Place
+from gradflow_export.experiments.survey import joined
 from gradflow_export.experiments.target import CELL, Target, run_target, told
 from gradflow_export.experiments.watched import MODELS, outermost, watch
 from gradflow_export.exporter import Exporter, watching
@@ -27,6 +28,8 @@ MOST, SECONDS = 300, 6.0
 """Steps that are watched where they take little time, and the processor time for them: many mistakes show late."""
 
 _OF_THE_STEP = frozenset({IssueType.NOT_TRAINING, IssueType.STALE_GRAD, IssueType.LEARNING_RATE, IssueType.STAGNATION})
+
+_OF_ONE_LOSS = frozenset({IssueType.DIVERGING, IssueType.LOSS_SPIKE})
 
 
 class _Enough(BaseException):
@@ -51,7 +54,9 @@ class ScriptWatch:
         self._roots: set[int] = set()
         self._depth = 0
         self._counts: dict[int, int] = {}
-        self._calls = 0
+        self._spans: dict[int, list[int]] = {}
+        self._calls = self._all = 0
+        self._stopped = False
         self._step_place = Place()
 
     @property
@@ -71,15 +76,21 @@ class ScriptWatch:
     def outcome(self) -> Outcome:
         """Return what was found so far."""
         found: dict[Issue, Place] = {}
+        together = joined([[first, last, self._counts[key]] for key, (first, last) in self._spans.items()])
+        begin = {each.skipped + 1 for each in together if each.skipped}
         for _, exporter, place in self._exporters:
             for issue in exporter.issues:
+                if issue.issue_type in _OF_ONE_LOSS and issue.step in begin:
+                    # Where another training of the same model begins, so does another loss.
+                    continue
                 # Models that share a loss show the same issue of it each.
                 found.setdefault(issue, place)
         placed = [
             (issue, self._step_place if issue.issue_type in _OF_THE_STEP and self._step_place.line else place)
             for issue, place in found.items()
         ]
-        return Outcome(self.steps, [name for name, _, _ in self._exporters], placed)
+        steps = sum(each.steps for each in together)
+        return Outcome(steps, [name for name, _, _ in self._exporters], placed, stopped=self._stopped)
 
     def _called(self, module: nn.Module, _args: Any) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
@@ -88,7 +99,7 @@ class ScriptWatch:
             self._depth += id(module) in self._roots
             self._calls += 1
             if self._stop and not self._counts and self._calls > CALLS_PER_STEP * self._steps:
-                raise _Enough
+                self._enough()
         elif (
             self._depth == 0
             and len(self._exporters) < MODELS
@@ -119,10 +130,16 @@ class ScriptWatch:
 
     def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
+        self._spans.setdefault(id(optimizer), [self._all, self._all])[1] = self._all
+        self._all += 1
         if not self._stop or self.steps < self._steps:
             return
         if self.steps >= self._most or time.process_time() > self._until:
-            raise _Enough
+            self._enough()
+
+    def _enough(self) -> NoReturn:
+        self._stopped = True
+        raise _Enough
 
     def _here(self) -> Place:
         """Return the line of the script that is being run, the innermost one."""

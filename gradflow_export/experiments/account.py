@@ -8,10 +8,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from gradflow_export.experiments.battery import SEEDS, Verdict
 from gradflow_export.experiments.decision import FROM_INPUTS, Baseline, Trial, number
 from gradflow_export.experiments.mending.treatment import EXACT
 from gradflow_export.experiments.treatments import UNTRIED, find, patches
+from gradflow_export.experiments.verdict import SEEDS, Verdict
 from gradflow_export.records.causes import with_causes
 from gradflow_export.records.issues import Issue, IssueType, Severity, number_to_json
 
@@ -27,13 +27,14 @@ DEGREE = frozenset({
 def effect(trial: Trial, verdict: Verdict) -> str:
     """Return what a treatment did, in one sentence."""
     assert verdict.baseline is not None
-    name, what = " and ".join(trial.names), "cost" if verdict.measured else "loss"
+    name, what = " and ".join(trial.names), _compared(verdict)
     if trial.error:
         return f"{name}: the run failed, {trial.error}"
     before, after = number(verdict.baseline.effect[0]), number(trial.effects.get(0, math.inf))
     steps = f"{verdict.steps} steps"
     if verdict.relieves(trial) and not verdict.rescues(trial):
-        kinds = " and ".join(sorted(verdict.accused.intersection(k for n in trial.names for k in find(n).fixes)))
+        fixes = [kind for each in trial.names for kind in find(each).fixes]
+        kinds = " and ".join(sorted(verdict.accused.intersection(fixes)) or fixes[:1])
         course = "" if verdict.refused else f", the {what} is {after}, and {before} without it"
         return f"{name}: {kinds} is gone in {steps}{course}, in {len(trial.effects)} of {SEEDS} seeds"
     if not verdict.rescues(trial):
@@ -46,6 +47,12 @@ def effect(trial: Trial, verdict: Verdict) -> str:
         share, plain = trial.effects[0] / trial.blind[0], verdict.baseline.against_placebo
         return f"{name}: the {what} is {share:.2f} of that with placebo inputs instead of {plain:.2f}, {seeds}"
     return f"{name}: the {what} reaches {after} instead of {before} after {steps}, {seeds}"
+
+
+def _compared(verdict: Verdict) -> str:
+    if verdict.measured:
+        return "cost"
+    return "loss without its penalty on the weights" if verdict.facts.get("penalized") else "loss"
 
 
 def patch(trial: Trial, facts: Mapping[str, Any]) -> str:
@@ -121,6 +128,7 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
             each for each in verdict.trials if each.acted and any(issue.issue_type in find(n).fixes for n in each.names)
         ]
         cured = [each for each in tried if verdict.helps(each)]
+        cured = [each for each in cured if each in verdict.cures] or cured
         shown = cured or sorted(tried, key=lambda each: each.effects.get(0, math.inf))[:1]
         known = issue
         if shown:
@@ -224,7 +232,7 @@ def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
     vain = [trial for trial in verdict.vain if trial not in verdict.cures]
     if vain:
         each = ", ".join(f"{' + '.join(t.names)} ({number(t.effects.get(0, math.inf))})" for t in vain)
-        what = "cost" if verdict.measured else "loss"
+        what = _compared(verdict)
         told.append(f"  also tried ({what} {number(verdict.baseline.effect[0])} unchanged): {each}")
     if verdict.cut:
         told.append("  The CPU budget was used up before everything was tried.")

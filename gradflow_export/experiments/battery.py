@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, Baseline, Trial, best, moves, number
 from gradflow_export.experiments.laboratory import Laboratory
@@ -16,10 +15,10 @@ from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.survey import Training
 from gradflow_export.experiments.treatments import BEGINNINGS, TREATMENTS, WATCH, combinations, find, nearness, of_kind
+from gradflow_export.experiments.verdict import SEEDS, Verdict
 from gradflow_export.experiments.watched import accused
 from gradflow_export.records.issues import IssueType
 
-SEEDS = 3
 LEAST_STEPS = 20
 LOOK, UNMOVED = "look", "no steps"
 STILL = (LOOK, UNMOVED)
@@ -31,66 +30,6 @@ LEADS = 0.95
 """Share of the loss without a treatment below which it is given so many steps."""
 RUNS = 40
 """How many runs the experiments take at most, for a prediction of their time."""
-
-
-@dataclass
-class Verdict:
-    """What the runs of one training showed.
-
-    Attributes:
-        training: Which steps of the program were examined.
-        steps: Optimizer steps of each run.
-        refused: Why nothing can be judged; empty where it can.
-        baseline: Runs without treatment, and placebos; ``None`` where they failed.
-        trials: Everything that was tried, in order.
-        cures: What rescues, the best first; more than one where they are as good.
-        faster: What makes a program that learns slowly learn faster, the best first; no cure.
-        curves: Losses of runs by a name for them, for charts.
-        facts: What the first run saw.
-        measured: The user's yardstick, where it takes the place of the loss.
-        found: Type and cause of what a watched run shows.
-        accused: What structure proves against it, and a watched run shows again.
-        suspects: What the symptoms accuse.
-        seeds: How many seeds gave runs that differ.
-        cut: Whether the budget ended it before everything was tried.
-        runs: How many runs there were.
-        cpu: Their seconds of processor time.
-    """
-
-    training: Training
-    steps: int
-    refused: str = ""
-    baseline: Baseline | None = None
-    trials: list[Trial] = field(default_factory=list)
-    cures: list[Trial] = field(default_factory=list)
-    faster: list[Trial] = field(default_factory=list)
-    curves: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    measured: str = ""
-    found: Sequence[tuple[str, str]] = ()
-    accused: frozenset[IssueType] = frozenset()
-    suspects: tuple[IssueType, ...] = ()
-    seeds: int = SEEDS
-    cut: bool = False
-    runs: int = 0
-    cpu: float = 0.0
-
-    def rescues(self, trial: Trial) -> bool:
-        """Whether the loss says that a treatment makes the program learn."""
-        return self.baseline is not None and not self.refused and trial.rescues(self.baseline)
-
-    def relieves(self, trial: Trial) -> bool:
-        """Whether a treatment removes what structure proves, without harm to the loss where there is one to compare."""
-        return self.baseline is not None and trial.relieves(None if self.refused else self.baseline)
-
-    def helps(self, trial: Trial) -> bool:
-        """Whether a treatment does either."""
-        return self.rescues(trial) or self.relieves(trial)
-
-    @property
-    def vain(self) -> list[Trial]:
-        """What was tried and does not help."""
-        return [trial for trial in self.trials if trial.acted and not self.helps(trial)]
 
 
 class Battery:
@@ -195,7 +134,7 @@ class Battery:
         self._tell(f"it does not learn: {verdict.baseline.complaint}" if ill else verdict.baseline.slow or "it learns")
         exact, tuning = self._ordered(of_kind(EXACT, verdict.facts)), self._ordered(of_kind(TUNING, verdict.facts))
         # What the symptoms accuse is tried with what is exact, and goes before it.
-        near = [each for each in tuning if self._near([each.name]) == 0]
+        near = [each for each in tuning if _near([each.name], self.verdict) == 0]
         accused = [each for each in near if ill or slow or self._licensed([each.name])]
         first = [each for each in exact if self._everything or slow or self._licensed([each.name])] + accused
         first = [*first, *(each for each in self._mending() if each not in first)]
@@ -212,16 +151,16 @@ class Battery:
             self._name_causes()
             self._begins_later()
         if (ill or slow) and not verdict.cures and not verdict.cut:
-            longer(self._laboratory, verdict, [trial for trial in verdict.trials if self._near(trial.names) == 0])
+            longer(self._laboratory, verdict, [trial for trial in verdict.trials if _near(trial.names, verdict) == 0])
         if slow and not verdict.cures:
             verdict.faster = best([each for each in verdict.trials if verdict.rescues(each)])[:1]
 
     def _begins_later(self) -> bool:
         """Take larger steps, and what no symptom names, for no cure where the script begins to learn a little later."""
         verdict = self.verdict
-        tuned = [self._near(trial.names) > 0 and _tunes(trial.names) for trial in verdict.cures]
+        tuned = [_near(trial.names, verdict) > 0 and _tunes(trial.names) for trial in verdict.cures]
         hasten = [any(find(name).hastens for name in trial.names) for trial in verdict.cures]
-        if not verdict.cures or not all(map(max, tuned, hasten)) or not (later := _later(verdict)):
+        if not verdict.cures or not all(map(max, tuned, hasten)) or not (later := later_steps(verdict)):
             return False
         assert verdict.baseline is not None
         asked = deque(Request(names, 0, later) for names in ((), (verdict.baseline.placebo,)) if "" not in names)
@@ -235,8 +174,12 @@ class Battery:
 
     def _mending(self) -> list[Treatment]:
         """Return the treatments that are the fix of what structure proves."""
-        proved = [each for each in self.verdict.found if each[0] in self.verdict.accused]
-        return [each for kind in (EXACT, MENDING) for each in of_kind(kind, self.verdict.facts) if each.meant(proved)]
+        proved, facts = [each for each in self.verdict.found if each[0] in self.verdict.accused], self.verdict.facts
+        evident = [each for each in of_kind(MENDING, facts) if each.evident(facts) and not self.verdict.refused]
+        meant = [each for kind in (EXACT, MENDING) for each in of_kind(kind, facts) if each.meant(proved)]
+        # What tunes is the fix of its first type alone.
+        tuned = [each for each in of_kind(TUNING, facts) if each.fixes[0] in {kind for kind, _ in proved}]
+        return list(dict.fromkeys([*meant, *evident, *tuned]))
 
     def _licensed(self, names: Sequence[str]) -> bool:
         """Return whether a rescue by these treatments is believed: no program is tuned that learns.
@@ -247,7 +190,7 @@ class Battery:
         baseline, treatments = self.verdict.baseline, [find(name) for name in names]
         if baseline is None or baseline.ill or any(each.mistake for each in treatments):
             return True
-        near = self._near(names)
+        near = _near(names, self.verdict)
         if near == 0 and any(
             BEGINNINGS.intersection(each.fixes[:1]) or each.evident(self.verdict.facts) for each in treatments
         ):
@@ -257,11 +200,7 @@ class Battery:
         return near == 0 and bool(baseline.slow)
 
     def _ordered(self, treatments: Sequence[Treatment]) -> list[Treatment]:
-        return sorted(treatments, key=lambda each: self._near([each.name]))
-
-    def _near(self, names: Sequence[str]) -> int:
-        """Return how near treatments are to what is accused, by symptoms or by what the first run saw: 0, 1 or 2."""
-        return 0 if any(find(name).evident(self.verdict.facts) for name in names) else nearness(names, self._suspects)
+        return sorted(treatments, key=lambda each: _near([each.name], self.verdict))
 
     def _try(self, wanted: Sequence[tuple[str, ...]]) -> None:
         """Try treatments, confirm what helps, and name the best."""
@@ -270,7 +209,9 @@ class Battery:
         assert baseline is not None
         placebo = baseline.placebo
         tried: dict[tuple[str, ...], Trial] = {}
-        for request, result in self._runs([((*names, WATCH) if self._fixed(names) else names, 0) for names in wanted]):
+        for request, result in self._runs(
+            [((*names, WATCH) if fixed(names, verdict) else names, 0) for names in wanted]
+        ):
             names, failed = tuple(name for name in request.names if name not in {WATCH, placebo}), result.error
             seed, effect = request.seed, math.inf if failed else self._rule.effect(result)
             trial = tried.get(names) or Trial(names, {}, mistake=all(find(name).mistake for name in names))
@@ -280,9 +221,11 @@ class Battery:
                 why = failed.strip().rpartition("\n")[2]
                 trial = replace(trial, effects={**trial.effects, seed: effect}, acted=result.acted, error=why)
             if "found" in result.facts:
-                gone = not accused(result.facts["found"]) & self._fixed(names)
+                gone = not accused(result.facts["found"]) & fixed(names, verdict)
                 left = {*(trial.left or ()), *(kind for kind, _ in result.facts["found"])}
                 trial = replace(trial, gone={**trial.gone, seed: gone}, left=left)
+            if result.facts.get("opened"):
+                trial = replace(trial, gone={**trial.gone, seed: trial.gone.get(seed, True)})
             tried[names] = trial
             verdict.trials = [each for each in verdict.trials if each.names != names] + [trial]
             if not seed:
@@ -300,22 +243,10 @@ class Battery:
             if verdict.relieves(trial) or (verdict.rescues(trial) and self._licensed(trial.names))
         ]
         if rescued and not verdict.cures:
-            # A cure that a symptom names goes before one that is exact, and that before one which is not.
-            ranks = {trial.names: self._rank(trial.names) for trial in rescued}
+            # What removes a mistake goes first, then what a symptom names, then what is exact.
+            ranks = {trial.names: _rank(trial.names, verdict) for trial in rescued}
             nearest = [trial for trial in rescued if ranks[trial.names] == min(ranks.values())]
             verdict.cures = nearest[:1] if verdict.refused else best(nearest)
-
-    def _fixed(self, names: Sequence[str]) -> frozenset[IssueType]:
-        """Return what structure proves and these treatments are the fix of.
-
-        A tuning treatment changes every script: a finding that is gone with it says something of its first type alone.
-        """
-        found = (find(name) for name in names)
-        fixes = (each.fixes[: 1 if each.kind == TUNING else None] for each in found)
-        return self.verdict.accused.intersection(kind for each in fixes for kind in each)
-
-    def _rank(self, names: Sequence[str]) -> tuple[bool, bool]:
-        return self._near(names) > 0, any(find(name).kind != EXACT for name in names)
 
     def _name_causes(self) -> None:
         """Take parts of the best combination away, as long as it rescues without them."""
@@ -341,6 +272,32 @@ class Battery:
                 self._queue.clear()
 
 
+def _near(names: Sequence[str], verdict: Verdict) -> int:
+    """Return how near treatments are to what is accused, by symptoms or by what the first run saw: 0, 1 or 2."""
+    return 0 if any(find(name).evident(verdict.facts) for name in names) else nearness(names, verdict.suspects)
+
+
+def _rank(names: Sequence[str], verdict: Verdict) -> tuple[bool, ...]:
+    """Return what orders treatments that rescue, the lowest first."""
+    treatments, far = [find(name) for name in names], _near(names, verdict) > 0
+    return (
+        far and any(each.chosen(verdict.facts) for each in treatments),
+        not all(each.mistake for each in treatments),
+        far,
+        any(each.kind == TUNING for each in treatments),
+    )
+
+
+def fixed(names: Sequence[str], verdict: Verdict) -> frozenset[IssueType]:
+    """Return what structure proves and these treatments are the fix of.
+
+    A tuning treatment changes every script: a finding that is gone with it says something of its first type alone.
+    """
+    found = (find(name) for name in names)
+    fixes = (each.fixes[: 1 if each.kind == TUNING else None] for each in found)
+    return verdict.accused.intersection(kind for each in fixes for kind in each)
+
+
 def confirmations(verdict: Verdict, request: Request, trial: Trial) -> list[Request]:
     """Return runs of two more seeds where the first one promises something; of a blind script for placebos before that.
 
@@ -363,7 +320,7 @@ def _tunes(names: Sequence[str]) -> bool:
     return all(find(name).kind == TUNING for name in names)
 
 
-def _later(verdict: Verdict) -> int:
+def later_steps(verdict: Verdict) -> int:
     """Return how many steps a longer run trains; 0 where there are no more, or something else is measured."""
     later = min(LATER * verdict.steps, verdict.training.steps - MEASURED)
     return 0 if later <= verdict.steps or verdict.measured else later
@@ -377,7 +334,7 @@ def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -
         verdict: What is known; where the treatment rescues in more steps, it is that of these.
         accused: Trials of what is accused.
     """
-    base, later = verdict.baseline, _later(verdict)
+    base, later = verdict.baseline, later_steps(verdict)
     exact = [each for each in accused if each.acted and all(find(name).kind == EXACT for name in each.names)]
     leads = [each for each in exact if base and each.effects.get(0, math.inf) < LEADS * base.level(0)]
     if base is None or base.blind or not leads or not later:

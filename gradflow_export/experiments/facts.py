@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,11 +12,13 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.experiments.interventions import Intervention, leaves, made_with, weights
 from gradflow_export.experiments.mending.sequences import SEQUENCES, STEPWISE, masks, real_lengths
-from gradflow_export.experiments.model_edits import LAYERS, level, tensors
+from gradflow_export.experiments.model_edits import LAYERS, SQUASHING, level, tensors
 
 SAME = 1e-6
 """Share of a norm below which a change is taken for rounding."""
 
+ROWS = 16
+"""Least rows of which columns have a mean and a spread."""
 FADED = 0.01
 """Share of the greatest learning rate below which next to nothing is learned."""
 
@@ -37,15 +40,21 @@ class Facts(Intervention):
         edited: At how many steps gradients were changed between the backward pass and the step.
         kept: Share of the gradient's norm that was left at the least, 1 when none was taken away.
         untrained: Parameters of the model that no optimizer has or that are frozen.
+        frozen: The latter alone.
+        unreached: Parameters that an optimizer has and that no gradient reached.
         layers: Linear and convolutional layers.
         level: Tables of weights that hold one number throughout.
+        tables: All tables of weights.
         sequences: Recurrent and attention layers.
         recurrent: The former alone.
         padding: Share of the steps of recurrent layers that repeat the last one of a sequence.
         masked: How often attention was given a mask.
         half: How often a model that is called with gradients computes in float16.
-        squashing: Sigmoids and hyperbolic tangents that are modules.
+        squashing: Sigmoids and hyperbolic tangents before the first step.
         resettable: Whether layers can be initialized anew.
+        gain: The greatest root mean square of a layer's weights, times the root of its number of inputs.
+        endless: How many inputs with entries that are not finite a model is given.
+        offset: The greatest mean of an input's columns as a multiple of their spread: of a typical column.
         scale: Largest of the inputs' absolute mean and spread, and of the inverse of the latter; 0 without such inputs.
         echoes: Share of steps before which a model whose parameters change was called without gradients.
         adam: Learning rate with which the first optimizer begins, where it is Adam; 0 where it is another.
@@ -60,6 +69,9 @@ class Facts(Intervention):
         self.decay = self.schedule = self.resettable = False
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
         self.sequences = self.recurrent = self.masked = self.level = self.half = self.returned = 0
+        self.frozen = self.endless = self.unreached = self.tables = 0
+        self._reached: set[int] = set()
+        self.gain = self.offset = 0.0
         self.kept, self.scale, self.dropout, self.adam, self.reached = 1.0, 0.0, 0.0, 0.0, 0.0
         self.digests: list[float | None] = []
         self._steps = self._echoes = self._padded = self._read = 0
@@ -91,7 +103,10 @@ class Facts(Intervention):
             if isinstance(layer, nn.RNNBase):
                 layer.register_forward_pre_hook(self._reads)
         self.level += len(level(module))
-        self.squashing += sum(isinstance(layer, (nn.Sigmoid, nn.Tanh)) for layer in members)
+        self.tables += sum(weight.dim() > 1 for weight in module.parameters())
+        for layer in members:
+            if isinstance(layer, LAYERS) and layer.weight.requires_grad and layer.weight.numel():
+                self.gain = max(self.gain, float(layer.weight.detach().float().norm()) / len(layer.weight) ** 0.5)
         self.resettable |= any(callable(getattr(layer, "reset_parameters", None)) for layer in members)
 
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -107,6 +122,8 @@ class Facts(Intervention):
                 if each.is_floating_point() and each.numel() > 1:
                     spread, mean = float(each.std()), abs(float(each.mean()))
                     self.scale = max(self.scale, mean, spread, 1 / spread if spread else 0.0)
+                    self.endless += not math.isfinite(mean)
+                    self.offset = max(self.offset, off_center(each))
         return args, kwargs
 
     def _reads(self, layer: nn.RNNBase, args: Any) -> None:
@@ -124,8 +141,10 @@ class Facts(Intervention):
         return output
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Look for masks."""
+        """Look for masks and activations that saturate."""
         self.masked += bool(masks(name, args, kwargs))
+        given = args[0] if args else kwargs.get("input")
+        self.squashing += not self._steps and name in SQUASHING and isinstance(given, Tensor) and given.requires_grad
         return args, kwargs
 
     def _changes(self, module: nn.Module) -> bool:
@@ -168,6 +187,7 @@ class Facts(Intervention):
         self._faded += faded
         if self._steps >= self.STEPS:
             return
+        self._reached.update(id(weight) for weight in weights(optimizer) if weight.grad is not None)
         own = [id(weight) for weight in weights(optimizer)]
         known = [self._after[key] for key in own if key in self._after and not self._gradients_only(key)]
         if any(not torch.equal(*pair) for pair in known):
@@ -209,10 +229,13 @@ class Facts(Intervention):
             for key, weight in self._known.items()
             if weight.is_floating_point()
         )
+        self.frozen = sum(not weight.requires_grad for weight in self._known.values() if weight.is_floating_point())
+        self.unreached = len(self._owned - self._reached)
         names = (
             "decay", "schedule", "dropout", "stale", "foreign", "returned", "edited", "kept", "untrained", "layers",
             "squashing", "sequences", "recurrent", "masked", "level", "half",
-            "resettable", "scale", "digests", "adam", "reached",
+            "resettable", "scale", "digests", "adam", "reached", "frozen", "endless", "gain", "offset",
+            "unreached", "tables",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
         steps = max(self._steps, 1)
@@ -223,3 +246,13 @@ class Facts(Intervention):
             "faded": self._faded / steps,
         }
         return {**told, **shares, "optimizers": len(self._optimizers)}
+
+
+def off_center(inputs: Tensor) -> float:
+    """Return the mean of a typical column as a multiple of its spread; 0 for few rows."""
+    rows = inputs.detach().flatten(0, -2).double() if inputs.dim() > 1 else inputs.detach().double()[:, None]
+    if len(rows) < ROWS:
+        return 0.0
+    means, spreads = rows.mean(0).abs(), rows.std(0)
+    ratios = means[spreads > 0] / spreads[spreads > 0]
+    return float(ratios.median()) if ratios.numel() and bool(ratios.isfinite().all()) else 0.0

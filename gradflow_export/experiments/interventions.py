@@ -25,12 +25,14 @@ class Intervention:
         without_dropout: Whether dropout is off while it is active.
         opens: Whether what a model holds back of its gradients passes.
         steady: Whether dropout is off where no gradients are wanted.
+        patience: Steps that it needs after a loss that is not finite.
     """
 
     stays = False
     without_dropout = False
     opens = False
     steady = False
+    patience = 0
 
     def __init__(self) -> None:
         self.acted = False
@@ -62,6 +64,11 @@ class Intervention:
         """Return the batch that the script gets from a loader."""
         del loader
         return given
+
+    def cut(self, module: nn.Module) -> bool:
+        """Return whether the script holds back all gradients of a model, and shall not."""
+        del module
+        return False
 
     def measure(self) -> None:
         """Training is over; the effect is measured from now on."""

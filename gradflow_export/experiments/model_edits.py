@@ -5,7 +5,7 @@ Edits of the architecture remain while their effect is measured: the weights wer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn import functional
 from gradflow_export.experiments.interventions import Intervention
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+SQUASHING = frozenset(("sigmoid", "tanh"))
 
 
 class Kaiming(Intervention):
@@ -72,55 +73,64 @@ class Reset(Intervention):
                     self.acted = True
 
 
-class _AfterLayers(Intervention):
-    """Changes the outputs of layers of some types.
+class NormAfterLayers(Intervention):
+    """Normalizes the output of each linear and convolutional layer but the last over its features.
 
-    Attributes:
-        kinds: The types.
-        spared: How many of them at the end of the model are left as they are: what gives its answer.
+    That is the last dimension of a linear layer's output, and all but the batch of others'.
     """
 
     stays = True
-    kinds: tuple[type[nn.Module], ...] = ()
-    spared = 1
 
     def root(self, module: nn.Module) -> None:
-        """Hook its layers."""
-        for layer in [layer for layer in module.modules() if isinstance(layer, self.kinds)][: -self.spared or None]:
+        """Hook its layers; the last one gives the model's answer."""
+        for layer in [layer for layer in module.modules() if isinstance(layer, LAYERS)][:-1]:
             layer.register_forward_hook(self._after)
 
     def _after(self, _layer: nn.Module, args: Any, output: Any) -> Tensor | None:
         if not args or not isinstance(output, Tensor) or not output.is_floating_point():
             return None
         self.acted = True
-        return self.change(args[0], output)
-
-    def change(self, given: Tensor, output: Tensor) -> Tensor:
-        """Return what the layer gives instead."""
-        raise NotImplementedError
-
-
-class NormAfterLayers(_AfterLayers):
-    """Normalizes the output of each linear and convolutional layer but the last over its features."""
-
-    kinds = LAYERS
-
-    def change(self, given: Tensor, output: Tensor) -> Tensor:
-        """Normalize it: over the last dimension of a linear layer's output, over all but the batch of others'."""
-        del given
         shape = output.shape[-1:] if output.dim() <= 3 else output.shape[1:]
         return functional.layer_norm(output, shape) if output.shape[-1:].numel() > 1 else output
 
 
-class Relu(_AfterLayers):
-    """Puts a ReLU in place of sigmoids and hyperbolic tangents that are modules."""
+class Relu(Intervention):
+    """Puts a ReLU in place of the sigmoids and hyperbolic tangents of a model, but for one that gives its answer.
 
-    kinds = (nn.Sigmoid, nn.Tanh)
+    Which one that is shows at the first call, which is left as it is.
+    """
 
-    def change(self, given: Tensor, output: Tensor) -> Tensor:
-        """Return the ReLU of what the module was given."""
-        del output
-        return given.relu()
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spared: dict[int, int] = {}
+        self._inside, self._at = 0, 0
+        self._last: Tensor | None = None
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Count anew."""
+        self._inside, self._at, self._last = id(module) if torch.is_grad_enabled() else 0, 0, None
+        return args, kwargs
+
+    def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
+        """Return the ReLU of what the function was given."""
+        before = args[0] if args else kwargs.get("input")
+        if name not in SQUASHING or not self._inside or given is self._last or not isinstance(before, Tensor):
+            return given
+        self._at += 1
+        self._last = given
+        if self._spared.get(self._inside, self._at) != self._at:
+            self.acted, self._last = True, before.relu()
+        return self._last
+
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """Take note of the one at the end."""
+        if self._inside:
+            ends = any(each is self._last for each in tensors([output]))
+            self._spared.setdefault(id(module), self._at if ends else 0)
+        self._inside = 0
+        return output
 
 
 class _OfInputs(Intervention):
@@ -218,6 +228,16 @@ class Standardized(_OfInputs):
             self._scales[key] = mean, torch.where(spread > 0, spread, torch.ones_like(spread))
         mean, spread = self._scales[key]
         return (tensor - mean) / spread
+
+
+class Finite(_OfInputs):
+    """Puts 0 in the place of what is not finite."""
+
+    stays = True
+
+    def change(self, tensor: Tensor) -> Tensor:
+        """Replace it."""
+        return torch.where(tensor.isfinite(), tensor, 0) if tensor.is_floating_point() else tensor
 
 
 class Centered(_OfInputs):

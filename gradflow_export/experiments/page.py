@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from gradflow_export.experiments.account import effect, lines, patch, state
-from gradflow_export.experiments.battery import Verdict
 from gradflow_export.experiments.questions import Answer
+from gradflow_export.experiments.runs import Outcome
+from gradflow_export.experiments.verdict import Verdict
 from gradflow_export.records.issues import Issue
 
 WIDTH, HEIGHT = 560, 180
@@ -22,7 +23,11 @@ _STYLE = (
 
 
 def as_html(
-    name: str, issues: Sequence[Issue], verdicts: Sequence[Verdict], answers: Sequence[Answer], steps: int
+    name: str,
+    issues: Sequence[Issue],
+    verdicts: Sequence[Verdict],
+    answers: Sequence[Answer],
+    outcome: Outcome,
 ) -> str:
     """Return the whole page.
 
@@ -31,9 +36,10 @@ def as_html(
         issues: What was found.
         verdicts: What the experiments showed.
         answers: What further runs answered.
-        steps: Steps that were watched.
+        outcome: What came of watching it.
     """
-    count = f"{len(issues) or 'No'} finding{'' if len(issues) == 1 else 's'} in {steps} steps."
+    ran = f"{'the first ' if outcome.stopped else ''}{outcome.steps} steps"
+    count = f"{len(issues) or 'No'} finding{'' if len(issues) == 1 else 's'} in {ran}."
     parts = [f"<h1>{escape(name)}</h1>", f"<p>{count}</p>"]
     for issue in issues:
         where = escape(issue.layer or "the whole model")

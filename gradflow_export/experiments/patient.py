@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.interventions import FrozenWeights, Intervention
+from gradflow_export.experiments.mending.penalties import Penalties, without
 from gradflow_export.experiments.replaced_functions import OWN, ReplacedFunctions
 
 MEASURED = 8
@@ -76,8 +77,10 @@ class Patient:
     ) -> None:
         self._begin, self._end, self._skipped = begin, end, skipped
         self.course = Course()
+        self._extra = Course()
+        self._penalties = Penalties()
         self.changes: Sequence[Intervention] = ()
-        self.steps = self._wanted = 0
+        self.steps = self._wanted = self._endless = 0
         self.measured: list[float] = []
         self._measure = measure
         self._lead: Optimizer | None = None
@@ -89,7 +92,7 @@ class Patient:
         self._backward = torch.autograd.backward
         self._dropout = functional.dropout
         self._batches = DataLoader.__iter__
-        self._functions = ReplacedFunctions(self._active, lambda: self._opened)
+        self._functions = ReplacedFunctions(lambda: [*self._active(), self._penalties], lambda: self._opened)
         self._opened = self._steady = False
 
     def attach(self) -> None:
@@ -123,10 +126,20 @@ class Patient:
     @property
     def effect(self) -> float:
         """Mean loss while it is measured; infinite where a loss was no number."""
-        window = self.course.losses[self._wanted :]
+        window = self.losses[self._wanted :]
         if not self.course.finite or not window:
             return math.inf
         return sum(window) / len(window)
+
+    @property
+    def losses(self) -> list[float]:
+        """The losses without what they contain of penalties on the weights."""
+        return without(self.course.losses, self._extra.losses, self._wanted)
+
+    @property
+    def penalized(self) -> bool:
+        """Whether there are such."""
+        return self.losses != self.course.losses
 
     def _active(self) -> list[Intervention]:
         return [each for each in self.changes if each.stays or not self.measuring]
@@ -148,16 +161,19 @@ class Patient:
             for each in self._active():
                 args, kwargs = each.called(module, args, kwargs)
         self._depth += 1
-        self._opened = owns and torch.is_grad_enabled()
+        held = owns and not torch.is_grad_enabled() and any(each.cut(module) for each in self._active())
+        self._opened = owns and (torch.is_grad_enabled() or held)
         self._steady = owns and not self._opened and any(each.steady for each in self._active())
         try:
-            output = self._call(module, *args, **kwargs)
+            with torch.set_grad_enabled(self._opened or torch.is_grad_enabled()):
+                output = self._call(module, *args, **kwargs)
         finally:
             self._depth -= 1
             self._opened = self._steady = False
         if owns and self._begun:
             for each in self._active():
                 output = each.left(module, output)
+            self._penalties.left(module, output)
         return output
 
     def _backwards(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -166,7 +182,9 @@ class Patient:
             return
         first = next(iter(tensors), None) if isinstance(tensors, Sequence) else tensors
         if isinstance(first, Tensor):
-            self.course.add(_place(), float(first.detach().double().sum()))
+            place = _place()
+            self.course.add(place, float(first.detach().double().sum()))
+            self._extra.add(place, self._penalties.of(first))
             for each in self._active():
                 each.before_backward(first)
         self._backward(tensors, *args, **kwargs)
@@ -198,6 +216,8 @@ class Patient:
         finally:
             self._inside_own = False
         if optimizer is self._lead:
+            self._penalties.after_step(optimizer)
+            self._extra.step()
             self.course.step()
             self.steps += 1
             if self._measure is not None:
@@ -205,7 +225,9 @@ class Patient:
             if self.steps == self._wanted:
                 for each in self.changes:
                     each.measure()
-            if self.steps >= self._wanted + MEASURED or not self.course.finite:
+            self._endless += not self.course.finite
+            patience = max((each.patience for each in self.changes), default=0)
+            if self.steps >= self._wanted + MEASURED or self._endless > patience:
                 self._end(self)
 
     @property

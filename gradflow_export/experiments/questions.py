@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from gradflow_export.experiments.battery import Verdict
 from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, LEAST
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.probes import LEAKED
 from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.survey import Training
+from gradflow_export.experiments.verdict import Verdict
 
 OUTPUTS = "outputs"
 RATES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)

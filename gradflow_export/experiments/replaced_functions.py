@@ -16,7 +16,7 @@ from torch.utils import checkpoint
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.mending.labels import CASTS, MARGINS, PRODUCTS
 from gradflow_export.experiments.mending.losses import ACTIVATIONS, LOSSES, RATES
-from gradflow_export.experiments.mending.passages import NORMS, SUMS
+from gradflow_export.experiments.mending.passages import NORMS, SUMS, OpenPassages
 from gradflow_export.experiments.mending.sequences import ATTENTION
 
 OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
@@ -82,9 +82,14 @@ class ReplacedFunctions:
 
     def _detached(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def detach(tensor: Tensor) -> Tensor:
-            return tensor if tensor.requires_grad and self._open() else plain(tensor)
+            return tensor if tensor.requires_grad and (self._open() or self._handed(tensor)) else plain(tensor)
 
         return detach
+
+    def _handed(self, tensor: Tensor) -> bool:
+        """Return whether the script holds back what a model of which nothing is trained has given."""
+        own = sys._getframe(2).f_code.co_filename.startswith(OWN)  # noqa: SLF001 - no public form
+        return not own and any(isinstance(each, OpenPassages) and each.handed(tensor) for each in self._active())
 
     def _entered(self, plain: Callable[..., None]) -> Callable[..., None]:
         def enter(context: Any) -> None:

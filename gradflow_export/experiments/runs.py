@@ -86,11 +86,12 @@ class Outcome:
     """What came of running a script.
 
     Attributes:
-        steps: Steps of the optimizer that stepped most.
+        steps: Steps of training; of optimizers that take turns, those of the one that steps first.
         models: Class names of the models that were watched.
         issues: What was found in any of them, with the line of the script that it belongs to.
         error: The script's own error with its lines of the traceback, empty when there was none.
         elsewhere: Seconds of processor time of processes that the script started.
+        stopped: Whether the script was stopped before its end.
     """
 
     steps: int = 0
@@ -98,6 +99,7 @@ class Outcome:
     issues: list[tuple[Issue, Place]] = field(default_factory=list)
     error: str = ""
     elsewhere: float = 0.0
+    stopped: bool = False
 
 
 def unpacked_request(data: bytes) -> Request:

@@ -17,8 +17,10 @@ from gradflow_export.experiments import probes as probe
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.mending import losses as loss
 from gradflow_export.experiments.mending import sequences as sequence
+from gradflow_export.experiments.mending.beginnings import DrawnZeros
 from gradflow_export.experiments.mending.catalog import MENDED
 from gradflow_export.experiments.mending.leaks import ScaledLoss
+from gradflow_export.experiments.mending.penalties import NoPenalty
 from gradflow_export.experiments.mending.treatment import EXACT, LOOK, PLACEBO, TRIED, TUNING, Treatment
 from gradflow_export.experiments.watched import Watch
 from gradflow_export.records.issues import IssueType
@@ -28,6 +30,10 @@ SCALED = 30.0
 """Mean, spread, or inverse of the spread of inputs from which on their scale may be the cause."""
 DROPPED = 0.75
 """Share that a dropout leaves out from which on it may be the cause."""
+WIDE = 4.0
+"""Gain of first weights from which on they may be the cause; ``nn.Linear`` draws 0.58."""
+APART = 8.0
+"""Mean of an input's columns as a multiple of their spread from which on it may be the cause."""
 PADDING = 0.5
 """Share of the steps of recurrent layers that are padding from which on it may be the cause."""
 FADED = 0.25
@@ -110,6 +116,28 @@ TREATMENTS: tuple[Treatment, ...] = (
         "and nn.ModuleList instead of a plain list",
         (_T.NOT_TRAINING, _T.STAGNATION),
         lambda facts: facts["untrained"] > 0,
+        chosen=lambda facts: facts["untrained"] == facts["frozen"],
+    ),
+    Treatment(
+        "random weights in place of zeros",
+        EXACT,
+        DrawnZeros,
+        "consecutive tables of zeros, of which none gets a gradient",
+        "torch.nn.init.kaiming_uniform_(first.weight, 5**0.5)  # of two consecutive layers, such as the factors of an "
+        "adapter, at most one may start at 0",
+        (_T.BAD_INIT, _T.STAGNATION, _T.NOT_TRAINING),
+        lambda facts: facts["level"] > 0,
+        mistake=True,
+    ),
+    Treatment(
+        "zeros in place of NaN and Inf",
+        EXACT,
+        edit.Finite,
+        "inputs with entries that are not finite",
+        "inputs = torch.nan_to_num(inputs, 0.0, 0.0, 0.0)  # or mend what makes them: (x - mean) / (std + 1e-8)",
+        (_T.NUMERICAL, _T.DATA_SCALE),
+        lambda facts: facts["endless"] > 0,
+        mistake=True,
     ),
     Treatment(
         "hold the first learning rate",
@@ -132,6 +160,15 @@ TREATMENTS: tuple[Treatment, ...] = (
         "for group in optimizer.param_groups:\n    group['weight_decay'] = 0.0",
         (_T.LEARNING_RATE, _T.NOT_LEARNING),
         lambda facts: bool(facts["decay"]),
+    ),
+    Treatment(
+        "no penalty on the weights",
+        EXACT,
+        NoPenalty,
+        "a penalty on the weights that outweighs the rest of the loss",
+        "loss = data_loss + 1e-3 * penalty  # a smaller factor, so that the data decide where the weights go",
+        (_T.LEARNING_RATE, _T.NOT_LEARNING),
+        lambda facts: bool(facts.get("penalized")),
     ),
     Treatment(
         "minus the loss",
@@ -195,7 +232,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "inputs = (inputs - mean) / std  # mean and std of the training data",
         (_T.DATA_SCALE,),
         lambda facts: facts["scale"] > 0,
-        evident=lambda facts: facts["scale"] > SCALED,
+        evident=lambda facts: facts["scale"] > SCALED or facts["offset"] > APART,
     ),
     Treatment(
         "standardize each sample",
@@ -231,6 +268,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "torch.nn.init.kaiming_normal_(layer.weight, nonlinearity='relu'); torch.nn.init.zeros_(layer.bias)",
         (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.DEAD, _T.BOTTLENECK, _T.COLLAPSE),
         lambda facts: facts["layers"] + facts["level"] > 0,
+        evident=lambda facts: facts["gain"] > WIDE or 2 * facts["level"] > facts["tables"],
     ),
     Treatment(
         "the layers' own initialization",
@@ -240,6 +278,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "# remove your own initialization; layer.reset_parameters() restores the default",
         (_T.BAD_INIT, _T.DEAD),
         lambda facts: bool(facts["resettable"]),
+        evident=lambda facts: facts["gain"] > WIDE or 2 * facts["level"] > facts["tables"],
     ),
     Treatment(
         "ReLU instead of sigmoid and tanh",
@@ -284,7 +323,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         sequence.OtherMasks,
         "attention that attends only to the padding",
         "mask = ~mask  # True: ignored in torch.nn.MultiheadAttention, attended to in scaled_dot_product_attention",
-        (_T.NOT_LEARNING, _T.NOT_TRAINING),
+        (_T.NOT_TRAINING, _T.NOT_LEARNING),
         lambda facts: facts["masked"] > 0,
     ),
     *MENDED,

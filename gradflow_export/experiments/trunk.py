@@ -24,6 +24,7 @@ from gradflow_export.experiments import target as programs
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.measure import Returns
+from gradflow_export.experiments.mending.passages import OpenPassages
 from gradflow_export.experiments.patient import Patient
 from gradflow_export.experiments.plan import Plan, left_to_default
 from gradflow_export.experiments.probes import Causality, GradientNoise, Outputs
@@ -123,13 +124,15 @@ class Trunk:
         facts: dict[str, Any] = {}
         for each in self._changes:
             if isinstance(each, Facts):
-                facts.update(each.told(), places=len(course.places))
+                facts.update(each.told(), places=len(course.places), penalized=self._patient.penalized)
             elif isinstance(each, Causality):
                 facts["future"] = each.change
             elif isinstance(each, GradientNoise):
                 facts["noise"] = each.told
             elif isinstance(each, Outputs):
                 facts["outputs"] = each.told
+            elif isinstance(each, OpenPassages):
+                facts["opened"] = each.opened
             elif isinstance(each, Watch):
                 facts["found"] = each.told()
         assert self._request is not None
@@ -137,7 +140,7 @@ class Trunk:
             error = ""
         result = Result(
             self._request.number,
-            tuple(course.losses),
+            tuple(self._patient.losses),
             self._patient.effect,
             all(each.acted for each in self._changes if not isinstance(each, (Facts, Watch))),
             facts,

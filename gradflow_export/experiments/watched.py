@@ -33,6 +33,7 @@ class Watch(Intervention):
     """Changes nothing, and takes note of the issues that are found while the script trains."""
 
     stays = True
+    patience = 3
 
     def __init__(self) -> None:
         super().__init__()

@@ -88,8 +88,9 @@ class WeightDecay(Rule):
                 ("",),
                 typical,
                 self.shrunk,
-                f"{number(100 * share)} % of the weights lost half of their norm or more within {self.steps} steps "
-                f"(typically {number(typical)} is left): weight decay shrinks them faster than they learn.",
+                f"{number(100 * share)} % of the weights lost half of their norm or more within "
+                f"{min(self.steps, record.step)} steps (typically {number(typical)} is left): weight decay shrinks "
+                "them faster than they learn.",
                 "lower weight_decay: 0.01 is usual for AdamW, 1e-4 for SGD and Adam; or lower the factor of a "
                 "weight penalty in the loss.",
                 since=int(sizes.steps[near][0]),

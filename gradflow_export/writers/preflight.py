@@ -67,7 +67,7 @@ class PreflightWriter:
         self._target.write(f"gradflow: preflight, {findings(self._issues.values(), self._last)}\n")
 
 
-def findings(issues: Iterable[Issue], steps: int) -> str:
+def findings(issues: Iterable[Issue], steps: int, *, stopped: bool = False) -> str:
     """Return issues as text, worst first: a line that counts causes, and three or four lines for each.
 
     What comes back is one, with the steps at which it did.
@@ -75,8 +75,9 @@ def findings(issues: Iterable[Issue], steps: int) -> str:
     Args:
         issues: What was found.
         steps: In how many steps.
+        stopped: Whether the run was stopped after them, and would have gone on.
     """
-    ran = "1 step" if steps == 1 else f"{steps} steps"
+    ran = ("first " if stopped else "") + ("1 step" if steps == 1 else f"{steps} steps")
     shown: dict[tuple[str, str, str], list[Group]] = {}
     for group in groups(issues):
         shown.setdefault((group.head.issue_type, group.head.layer, group.head.cause), []).append(group)

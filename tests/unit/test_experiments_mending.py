@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from gradflow_export.checks.parameters.bad_init import COPIES, LARGE
 from gradflow_export.cli import main
-from gradflow_export.experiments.battery import Battery
+from gradflow_export.experiments.battery import Battery, fixed
 from gradflow_export.experiments.decision import Baseline, Trial
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.interventions import ClearedGradients
@@ -29,6 +29,7 @@ from gradflow_export.experiments.mending.losses import (
 from gradflow_export.experiments.mending.passages import BentBetween, LongWeights, TiedCopies
 from gradflow_export.experiments.survey import Training
 from gradflow_export.experiments.target import Target
+from gradflow_export.experiments.verdict import Verdict
 from gradflow_export.experiments.watched import accused
 from gradflow_export.records.issues import IssueType
 
@@ -118,16 +119,12 @@ def test_a_finding_of_degree_proves_nothing_by_its_absence():
     assert accused([("BAD_INIT", COPIES)]) == {IssueType.BAD_INIT}
 
 
-def test_what_tunes_relieves_only_what_it_is_there_for(tmp_path):
+def test_what_tunes_relieves_only_what_it_is_there_for():
     """Standardized targets change every script: targets that are found bad no more with them say nothing."""
-    path = tmp_path / "train.py"
-    path.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
-    with Laboratory(Target(path, words=("sound",)), jobs=1) as laboratory:
-        battery = Battery(laboratory, Training(0, 80, 1), steps=60, suspects=[IssueType.BAD_TARGETS])
-    battery.verdict.accused = frozenset({IssueType.BAD_TARGETS, IssueType.BAD_INIT})
-    assert battery._fixed(["standardize the targets"]) == frozenset()
-    assert battery._fixed(["labels of minus one and one"]) == {IssueType.BAD_TARGETS}
-    assert battery._fixed(["the layers' own initialization"]) == {IssueType.BAD_INIT}
+    verdict = Verdict(Training(0, 80, 1), 60, accused=frozenset({IssueType.BAD_TARGETS, IssueType.BAD_INIT}))
+    assert fixed(["standardize the targets"], verdict) == frozenset()
+    assert fixed(["labels of minus one and one"], verdict) == {IssueType.BAD_TARGETS}
+    assert fixed(["the layers' own initialization"], verdict) == {IssueType.BAD_INIT}
 
 
 def test_losses_get_what_they_take():

@@ -362,7 +362,7 @@ class Course:
         def end(patient: Patient) -> NoReturn:
             facts = next((each.told() for each in changes if isinstance(each, Facts)), {})
             told = {
-                "losses": patient.course.losses,
+                "losses": patient.losses,
                 "effect": patient.effect,
                 "acted": all(each.acted for each in changes),
                 "facts": facts,

@@ -36,6 +36,25 @@ MENDED: tuple[Treatment, ...] = (
         ),
     ),
     Treatment(
+        "targets as log-probabilities",
+        MENDING,
+        loss.LogTargets,
+        "a divergence that expects probabilities as targets and gets their logarithms",
+        "loss = torch.nn.functional.kl_div(log_probabilities, log_targets, reduction='batchmean', log_target=True)",
+        (_T.WRONG_LOSS,),
+        causes=frozenset({known.LOGARITHMS_IN_KL}),
+    ),
+    Treatment(
+        "classes of equal weight",
+        MENDING,
+        loss.Unweighted,
+        "class weights that make an imbalance worse, or turn it round",
+        "criterion = torch.nn.CrossEntropyLoss()  # or weight=counts.sum() / counts, to balance the classes",
+        (_T.WRONG_LOSS,),
+        causes=frozenset({known.WEIGHTS_TURNED, known.WEIGHTS_FAR}),
+        mistake=True,
+    ),
+    Treatment(
         "targets in the shape of the predictions",
         MENDING,
         loss.OwnPairs,
@@ -174,6 +193,7 @@ MENDED: tuple[Treatment, ...] = (
         "gradients blocked by no_grad, detach, NumPy or sample between the weights and the loss",
         "# remove no_grad(), detach() and numpy() between the model and its loss; use rsample() instead of sample()",
         (_T.NOT_TRAINING, _T.STAGNATION),
+        evident=lambda facts: facts["unreached"] > 0,
     ),
     Treatment(
         "the state that recurrent layers left",

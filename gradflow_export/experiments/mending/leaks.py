@@ -146,7 +146,9 @@ def _pairs(query: Tensor, mask: Tensor | None) -> Tensor:
     itself = torch.eye(size, dtype=torch.bool, device=query.device)
     if mask is None:
         return torch.ones_like(itself)
-    return itself | (mask if mask.dtype is torch.bool else mask > CLOSED)
+    pairs = itself | (mask if mask.dtype is torch.bool else mask > CLOSED)
+    # Where all that is open lies later, the mask was made the wrong way round.
+    return pairs if bool((pairs & ~itself).tril().any()) else torch.ones_like(itself)
 
 
 class ScaledLoss(Intervention):

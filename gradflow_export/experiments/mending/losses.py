@@ -32,6 +32,8 @@ LOSSES = (
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
 )  # fmt: skip
 """Losses of torch that compare an answer with a target."""
+WEIGHTED = ENTROPIES | BINARY | {"nll_loss", "binary_cross_entropy"}
+WEIGHTS = frozenset(("weight", "pos_weight"))
 MARGIN = 1e-3
 """What shares may sum up to beyond 1."""
 _TINY = 1e-12
@@ -204,6 +206,35 @@ class AnswersInUnits(Intervention):
             return args, kwargs
         self.acted = True
         return put(given * spread + mean)
+
+
+class Unweighted(Intervention):
+    """Takes the weights of classes away from losses of torch."""
+
+    stays = True
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Leave them out, wherever they stand."""
+        if name not in WEIGHTED or not any(
+            isinstance(each, Tensor) for each in (*args[2:3], *map(kwargs.get, WEIGHTS))
+        ):
+            return args, kwargs
+        self.acted = True
+        return (*args[:2], *(None for _ in args[2:3]), *args[3:]), {**kwargs, **dict.fromkeys(WEIGHTS & kwargs.keys())}
+
+
+class LogTargets(Intervention):
+    """Tells a divergence that its targets are log-probabilities, where they are negative numbers."""
+
+    stays = True
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Set the option."""
+        target, _ = argument(1, "target", args, kwargs)
+        if name != "kl_div" or target is None or kwargs.get("log_target") or float(target.detach().max()) > 0:
+            return args, kwargs
+        self.acted = True
+        return args, {**kwargs, "log_target": True}
 
 
 class OpenEnd(Intervention):

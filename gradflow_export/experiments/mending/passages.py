@@ -29,6 +29,40 @@ class OpenPassages(Remembering):
 
     opens = True
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._trained: set[int] = set()
+        self._reached: set[int] = set()
+        self._cut: dict[int, bool] = {}
+        self._held: list[Tensor] = []
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Take note of what is trained, and of what has a gradient."""
+        self._trained.update(map(id, weights(optimizer)))
+        self._reached.update(id(weight) for weight in weights(optimizer) if weight.grad is not None)
+
+    @property
+    def opened(self) -> bool:
+        """Whether there is a model that no gradient reached, although it is trained."""
+        return any(self._cut.values())
+
+    def cut(self, module: nn.Module) -> bool:
+        """Return whether no gradient reached it in the first step, although it is trained."""
+        if self._reached and id(module) not in self._cut:
+            own = {id(weight) for weight in module.parameters() if weight.requires_grad} & self._trained
+            self._cut[id(module)] = bool(own) and module.training and own.isdisjoint(self._reached)
+        self.acted |= self._cut.get(id(module), False)
+        return self._cut.get(id(module), False)
+
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """Remember what such a model gives."""
+        self._held = list(tensors([output])) if self.cut(module) else self._held
+        return super().left(module, output)
+
+    def handed(self, tensor: Tensor) -> bool:
+        """Return whether it is what such a model gave."""
+        return any(each is tensor for each in self._held)
+
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Let a checkpoint look at what its own block uses, and a loss at what was answered."""
         if name == "checkpoint":

@@ -31,6 +31,7 @@ class Treatment:
             program that learns as well.
         evident: Whether these facts accuse what it mends, as a symptom would.
         of_loop: Whether what it mends lies in the script's own loop, so that it shows only where that is run.
+        chosen: Whether these facts say that the script chose what it removes; then any other cure goes before it.
         causes: Causes of findings of which it mends one; empty where it mends all that its issue types name.
     """
 
@@ -45,6 +46,7 @@ class Treatment:
     evident: Callable[[Mapping[str, Any]], bool] = lambda _facts: False
     of_loop: bool = False
     causes: frozenset[str] = frozenset()
+    chosen: Callable[[Mapping[str, Any]], bool] = lambda _facts: False
 
     @property
     def hastens(self) -> bool:
