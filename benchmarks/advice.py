@@ -41,12 +41,13 @@ from tables import write
 from tqdm import tqdm
 
 from gradflow_export import Exporter, MemoryWriter
+from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.patient import Patient
 from gradflow_export.records.causes import with_causes
 from gradflow_export.records.issues import Issue, Severity, issue_to_json
 
 RISES, LOST, SEEDS, ATTEMPTS, NEVER, STEPS = 0.05, 0.1, (0, 1), 4, 10**9, 200
-SLOW = frozenset(("transformer", "convolution", "image", "image_residual"))
+SLOW = frozenset(("transformer", "convolution", "image", "image_residual", "recurrent"))
 """Networks that are left out, for they take ten times as long as the others."""
 FORK = multiprocessing.get_context("fork")
 OPERATOR = {o.name: o for o in OPERATORS}
@@ -57,20 +58,24 @@ Followed = tuple[tuple[Issue, int], ...]
 def run(
     number: int, mistake: str, seed: int, followed: Followed = (), watched: bool = True
 ) -> tuple[float, list[Issue]] | None:
-    """Train a program with a mistake and advice; return its skill and open issues, ``None`` where it cannot be made."""
+    """Train a program with a mistake and advice; return its skill and open issues, ``None`` where it cannot be made.
+
+    The skill of what is worse than a constant prediction is 0, so that to be less bad is no help.
+    """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("gradflow_export").setLevel(logging.CRITICAL)
+    changes: list[Intervention] = []
+    if followed:  # before the program takes functions of torch by name
+        Patient(lambda: (changes, NEVER), lambda _patient: None).attach()
     recipe = draw(number)
     p = parts(replace(recipe, steps=min(recipe.steps, STEPS)), seed, number)
     if mistake and not OPERATOR[mistake].make(p):
         return None
-    program = Program(p)
+    program = Program(p, changes)
     if not all(follow(program, issue, alternative) for issue, alternative in followed):
         return None
     assemble(p)
-    if program.changes:
-        Patient(lambda: (program.changes, NEVER), lambda _patient: None).attach()
     try:
         with Exporter(p.model, backends=[MemoryWriter()], verbose=0) as exporter:
             if watched:
@@ -79,7 +84,7 @@ def run(
     except (RuntimeError, ValueError, IndexError):  # shapes that a mistake or advice broke
         return None
     found = [i for i in with_causes(exporter.issues) if i.severity >= Severity.MEDIUM and i.open]
-    return score(p, (p.data.inputs[-TEST:], p.data.targets[-TEST:])), found
+    return max(score(p, (p.data.inputs[-TEST:], p.data.targets[-TEST:])), 0.0), found
 
 
 def apart(*arguments: Any) -> Any:
@@ -105,8 +110,10 @@ def followed(number: int, mistake: str, first: tuple[float, list[Issue]], issue:
         tried.append([[k for _, k in way], None if seen is None else seen[0], bool(left)])
         if seen is not None and not left and seen[0] >= skill + RISES:
             break
-        again = "learning rate" in issue.advice and left and patches(left[0])[: way[-1][1] + 1]
-        way = (*way, (left[0], way[-1][1])) if again else ((issue, way[0][1] + 1),)
+        at, until = way[-1][1], issue if "until the loss falls" in issue.advice else None
+        again = next((i for i in left if patches(i)), until)
+        more = again is not None and "the learning rate" in patches(issue)[at][1][0] and at < len(patches(again))
+        way = (*way, (again, at)) if more and again else ((issue, at + 1),)
     helped = bool(tried) and not tried[-1][2] and tried[-1][1] is not None and tried[-1][1] >= skill + RISES
     told = {"kind": str(kind), "issue": issue_to_json(issue), "skill": skill, "tried": tried, "other": None}
     if helped:
@@ -131,14 +138,13 @@ def measure(number: int, mistake: str, sound: float) -> Iterator[dict[str, Any]]
         yield followed(number, mistake, first, issue)  # type: ignore[arg-type]
 
 
-def all_of(task: tuple[int, tuple[str, ...]]) -> list[dict[str, Any]]:
-    """Return what is stored of one program: of itself, and of each mistake."""
-    number, mistakes = task
+def all_of(task: tuple[int, str, float]) -> list[dict[str, Any]]:
+    """Return what is stored of a program, or of one of its mistakes."""
+    number, mistake, sound = task
+    if mistake:
+        return [{"number": number, "mistake": mistake, **line} for line in measure(number, mistake, sound)]
     alone = apart(number, "", SEEDS[0], (), False)
-    lines = [{"number": number, "mistake": "", "kind": "", "skill": alone and alone[0]}]
-    if alone and alone[0] >= LEARNS:
-        lines += [{"number": number, "mistake": m, **line} for m in mistakes for line in measure(number, m, alone[0])]
-    return lines
+    return [{"number": number, "mistake": "", "kind": "", "skill": alone[0] if alone else 0.0}]
 
 
 def helps(line: dict[str, Any]) -> tuple[bool, bool, bool]:
@@ -146,7 +152,7 @@ def helps(line: dict[str, Any]) -> tuple[bool, bool, bool]:
     tried = [(not left, skill >= line["skill"] + RISES) for _, skill, left in line["tried"] if skill is not None]
     closes, rises = max(tried, default=(False, False), key=sum)
     other = line["other"]
-    return closes, rises, bool(other) and not other[2] and other[1] >= other[0] + RISES
+    return closes, rises, closes and rises and bool(other) and not other[2] and other[1] >= other[0] + RISES
 
 
 def table(lines: list[dict[str, Any]], named: bool) -> Iterator[str]:
@@ -183,19 +189,25 @@ def main() -> None:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     text = arguments.out.read_text(encoding="utf-8") if arguments.out.exists() else ""
     lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-    numbers = range(arguments.first, arguments.first + arguments.programs)
-    tasks = []
-    for n in sorted({n for n in numbers if draw(n).body not in SLOW} - {line["number"] for line in lines}):
-        mistakes = arguments.operators or list(OPERATOR)
-        tasks.append((n, tuple(random.Random(f"advice {n}").sample(mistakes, min(arguments.mistakes, len(mistakes))))))
+    numbers = [n for n in range(arguments.first, arguments.first + arguments.programs) if draw(n).body not in SLOW]
     with (
         ProcessPoolExecutor(arguments.processes, FORK) as pool,
         arguments.out.open("a", encoding="utf-8") as out,
     ):
-        for done in tqdm(pool.map(all_of, tasks), total=len(tasks)):
-            lines += done
-            out.write("".join(json.dumps(line) + "\n" for line in done))
-            out.flush()
+
+        def work(tasks: list[tuple[int, str, float]]) -> None:
+            known = {(line["number"], line["mistake"]) for line in lines}
+            todo = [task for task in tasks if task[:2] not in known]
+            for done in tqdm(pool.map(all_of, todo), total=len(todo)):
+                lines.extend(done)
+                out.write("".join(json.dumps(line) + "\n" for line in done))
+                out.flush()
+
+        work([(n, "", 0.0) for n in numbers])
+        learn = {line["number"]: line["skill"] for line in lines if not line["mistake"] and line["skill"] >= LEARNS}
+        names = arguments.operators or list(OPERATOR)
+        chosen = {n: random.Random(f"advice {n}").sample(names, len(names)) for n in numbers if n in learn}
+        work([(n, chosen[n][at], learn[n]) for at in range(min(arguments.mistakes, len(names))) for n in chosen])
     told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     drawn = sum(not line["mistake"] for line in lines)
     text = "\n".join((

@@ -128,11 +128,18 @@ def _trainable(program: Program, issue: Issue, words: re.Match[str]) -> bool:
     return _all_held(program, issue, words)
 
 
-def _kaiming(program: Program, issue: Issue, _words: re.Match[str]) -> bool:
-    weights = _weights(program, issue.layers)
-    for q in weights:
-        nn.init.kaiming_normal_(q)
-    return bool(weights)
+def _initial(fill: Callable[[Tensor], object]) -> Patch:
+    def patch(program: Program, issue: Issue, _words: re.Match[str]) -> bool:
+        weights = _weights(program, issue.layers)
+        for q in weights:
+            fill(q)
+        return bool(weights)
+
+    return patch
+
+
+def _by_inputs(weight: Tensor) -> None:
+    nn.init.normal_(weight, std=weight[0].numel() ** -0.5)
 
 
 def _scaled(program: Program, issue: Issue, words: re.Match[str]) -> bool:
@@ -300,6 +307,13 @@ def _float32(program: Program, _issue: Issue, _words: re.Match[str]) -> bool:
     return True
 
 
+def _no_norm(program: Program, issue: Issue, _words: re.Match[str]) -> bool:
+    for name in issue.layers:
+        parent, _, last = name.rpartition(".")
+        setattr(program.parts.model.get_submodule(parent), last, nn.Identity())
+    return True
+
+
 def _early(program: Program, _issue: Issue, words: re.Match[str]) -> bool:
     program.parts.recipe = replace(program.parts.recipe, steps=int(_number(words[1])))
     return True
@@ -315,7 +329,6 @@ def _treated(name: str) -> Patch:
 
 
 def _change(program: Program, change: do.Intervention) -> bool:
-    change.root(program.parts.model)
     program.changes.append(change)
     return True
 
@@ -326,9 +339,10 @@ def _mended(program: Program, issue: Issue, _words: re.Match[str]) -> bool:
     return bool(found) and _change(program, found[0].make())
 
 
+KAIMING, XAVIER = _initial(nn.init.kaiming_normal_), _initial(nn.init.xavier_uniform_)
 PATCHES: tuple[tuple[str, str, Patch], ...] = (
     ("LEARNING_RATE", rf"lower the learning rate(?: from {_N} to about {_N})?", _rate(0.1)),
-    ("LEARNING_RATE", r"raise the learning rate.* tenfold", _rate(10.0)),
+    ("LEARNING_RATE", r"raise the learning rate.* tenfold until the loss falls", _rate(10.0)),
     ("LEARNING_RATE", r"keep the learning rate", _rate(0.1)),
     ("LEARNING_RATE", r"once per epoch", _each_epoch),
     ("LEARNING_RATE", r"raise the limit of clipping", _clip),
@@ -343,14 +357,14 @@ PATCHES: tuple[tuple[str, str, Patch], ...] = (
     ("NUMERICAL", r"learning rate", _lower_and_clip),
     ("EXPLODING", r"lower the learning rate", _lower_and_clip),
     ("EXPLODING", rf"scale the initial weights of .* by about {_N}", _scaled),
-    ("EXPLODING", r"kaiming_normal_", _kaiming),
+    ("EXPLODING", r"kaiming_normal_", KAIMING),
     ("EXPLODING", r"add normalization|add a LayerNorm", _norm_before),
     ("EXPLODING", r"clip_grad_norm_", _clip),
     ("VANISHING", r"skip connection", _around),
     ("VANISHING", r"LayerNorm", _norm_from_on),
     ("VANISHING", rf"scale their initial weights by about {_N}", _scaled),
     ("VANISHING", r"replace Sigmoid or Tanh by ReLU", _treated("ReLU instead of sigmoid and tanh")),
-    ("VANISHING", r"initialize the weights larger", _kaiming),
+    ("VANISHING", r"initialize the weights larger", KAIMING),
     ("DEAD", r"set it to 0", _bias_zero),
     ("DEAD", r"kaiming_normal_", _kaiming_before),
     ("DEAD", r"lower the learning rate", _rate(0.1)),
@@ -358,7 +372,9 @@ PATCHES: tuple[tuple[str, str, Patch], ...] = (
     ("SATURATION", r"standardize the inputs", _inputs),
     ("SATURATION", r"scale down the weights|kaiming_normal_|xavier", _kaiming_before),
     ("SATURATION", r"LayerNorm before the activation", _norm_before),
-    ("BAD_INIT", r"kaiming_normal_|xavier|nn\.init\.normal_", _kaiming),
+    ("BAD_INIT", r"nn\.init\.normal_\(\S+, std=features", _initial(_by_inputs)),
+    ("BAD_INIT", r"kaiming_normal_", KAIMING),
+    ("BAD_INIT", r"xavier_uniform_", XAVIER),
     ("DATA_SCALE", r"normalize the features", _inputs),
     ("DATA_SCALE", r"standardize the targets", _targets),
     ("STALE_GRAD", r"zero_grad", _clear),
@@ -369,14 +385,14 @@ PATCHES: tuple[tuple[str, str, Patch], ...] = (
     ("NOT_TRAINING STAGNATION", r"writes to the parameters", _treated("pin the weights between steps")),
     ("NOT_TRAINING STAGNATION", r"keep the weights in float32", _float32),
     ("NOT_TRAINING STAGNATION", r"or raise the learning rate", _rate(10.0)),
-    ("STAGNATION", r"weights initialized to 0", _kaiming),
+    ("STAGNATION", r"weights initialized to 0", KAIMING),
     ("WRONG_LOSS", r"", _mended),
     ("BAD_TARGETS", r"shuffle: |iterate over the loader", _shuffled),
     ("LEAKAGE", r"x\[:, :(\d+)\]", _without_column),
     ("OVERFITTING", rf"keep the weights of about step {_N}", _early),
     ("CAPACITY", r"add an activation|F\.relu", _treated("ReLU between linear layers")),
     ("CAPACITY", r"create each layer separately", _apart),
-    ("CAPACITY", r"normalize over more than one value", _treated("no norm over a single number")),
+    ("CAPACITY", r"normalize over more than one value", _no_norm),
     ("BOTTLENECK", rf"rescale its weights(?: by about {_N})?", _scaled),
     ("BOTTLENECK", rf"widen \S+ to at least {_N}", _wider),
     ("BOTTLENECK", r"skip connection", _around_it),

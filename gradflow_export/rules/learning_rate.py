@@ -229,7 +229,7 @@ class LearningRate(Rule):
         if (agree < self.straight or signed) and (fell(history) or ratio >= self.timid):
             return  # what all gradients agree on may move the loss a little
         flat = none_better(history, 0.9, 3) is not None if known else stuck(history, record.step, span=self.settle)
-        if agree < self.agree or not (flat or (signed and not known)):
+        if not agree >= self.agree or not (flat or (signed and not known)):
             return
         message = (
             f"a step changes the weights by {number(100 * ratio)} % of their norm; gradients of consecutive steps "
@@ -270,8 +270,10 @@ class LearningRate(Rule):
             "CosineAnnealingLR(optimizer, T_max=epochs * len(loader)); ReduceLROnPlateau needs mode='min' for a "
             "loss."
         )
-        found = _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
-        yield replace(found, urgent=True)  # what it was judged by are many losses already
+        yield replace(  # what it was judged by are many losses already
+            _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since),
+            urgent=True,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +315,10 @@ class UnevenSteps(Rule):
             f"a step changes {some(layers)} by at most {number(100 * worst)} % of their norm, and other layers by "
             f"{number(100 * float(most.max()))} %: after {record.step} steps they still have their initial weights."
         )
-        advice = "check optimizer.param_groups and use the learning rate of the others; if intended, freeze the layers."
+        advice = (
+            "raise the learning rate of these layers tenfold until the loss falls; if they are a group of their own in "
+            "optimizer.param_groups, use that of the others; if intended, freeze them."
+        )
         return (
             Finding(
                 IssueType.LEARNING_RATE,
@@ -348,8 +353,9 @@ def _leapt(history: History, leap: float, jump: float) -> Iterable[Finding]:
         f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and each of the last "
         f"{AGAIN} losses lies above the {len(before)} before: {number(now)}, after {number(level)}."
     )
-    found = _finding(Severity.HIGH, rate.last / old, 1 / jump, message, _stay(old), "too large", since)
-    yield replace(found, urgent=True)
+    yield replace(
+        _finding(Severity.HIGH, rate.last / old, 1 / jump, message, _stay(old), "too large", since), urgent=True
+    )
 
 
 def _clipped(record: StepRecord, history: History, share: float, nothing: float) -> Iterable[Finding]:
@@ -357,13 +363,14 @@ def _clipped(record: StepRecord, history: History, share: float, nothing: float)
     scale, whole = history.run("gradient.clip_scale"), history.run("gradient.total_norm").last
     left, steps = scale.values[-AGAIN:], scale.steps[-AGAIN:]
     close = len(steps) == AGAIN and record.step == steps[-1] < steps[0] + AGAIN
-    if close and float(left.max()) < share and whole * float(left[-1]) < nothing:
+    if close and 0.0 < float(left.max()) < share and whole * float(left[-1]) < nothing:  # 0: they were cleared
         message = (
             f"clipping reduces a gradient norm of {number(whole)} to {number(whole * float(left[-1]))} in each step."
         )
         advice = _limit(whole * float(left[-1]), whole)
-        found = _finding(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0]))
-        yield replace(found, urgent=True)
+        yield replace(
+            _finding(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0])), urgent=True
+        )
 
 
 def _limit(left: float, whole: float) -> str:
