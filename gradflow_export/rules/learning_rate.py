@@ -171,8 +171,7 @@ class LearningRate(Rule):
             f"the learning rate rose from {number(old)} to {number(new)} at step {since}, and the loss, "
             f"{number(level)} before, is back at {number(now)}, about its initial value ({number(first)})."
         )
-        found = _finding(Severity.HIGH, new / old, 1.0 / self.jump, message, _stay(old), "too large", since)
-        yield replace(found, urgent=True)  # what it was judged by are many losses already
+        yield _finding(Severity.HIGH, new / old, 1.0 / self.jump, message, _stay(old), "too large", since, True)
 
     def _small(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         rate = history.run("learning_rate")
@@ -270,10 +269,7 @@ class LearningRate(Rule):
             "CosineAnnealingLR(optimizer, T_max=epochs * len(loader)); ReduceLROnPlateau needs mode='min' for a "
             "loss."
         )
-        yield replace(  # what it was judged by are many losses already
-            _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since),
-            urgent=True,
-        )
+        yield _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since, True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,9 +349,7 @@ def _leapt(history: History, leap: float, jump: float) -> Iterable[Finding]:
         f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and each of the last "
         f"{AGAIN} losses lies above the {len(before)} before: {number(now)}, after {number(level)}."
     )
-    yield replace(
-        _finding(Severity.HIGH, rate.last / old, 1 / jump, message, _stay(old), "too large", since), urgent=True
-    )
+    yield _finding(Severity.HIGH, rate.last / old, 1 / jump, message, _stay(old), "too large", since, True)
 
 
 def _clipped(record: StepRecord, history: History, share: float, nothing: float) -> Iterable[Finding]:
@@ -368,9 +362,7 @@ def _clipped(record: StepRecord, history: History, share: float, nothing: float)
             f"clipping reduces a gradient norm of {number(whole)} to {number(whole * float(left[-1]))} in each step."
         )
         advice = _limit(whole * float(left[-1]), whole)
-        yield replace(
-            _finding(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0])), urgent=True
-        )
+        yield _finding(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0]), True)
 
 
 def _limit(left: float, whole: float) -> str:
@@ -390,18 +382,10 @@ def _stay(old: float) -> str:
 
 
 def _finding(
-    severity: Severity, value: float, threshold: float, message: str, advice: str, cause: str, since: int
+    severity: Severity, value: float, most: float, message: str, advice: str, cause: str, since: int, many: bool = False
 ) -> Finding:
-    """Return what is wrong with a learning rate."""
+    """Return what is wrong with a learning rate; ``many``: it was judged by many losses already."""
     return Finding(
-        IssueType.LEARNING_RATE,
-        severity,
-        ("",),
-        value,
-        threshold,
-        message,
-        advice,
-        since=since,
-        cause=cause,
-        origin=cause,
-    )
+        IssueType.LEARNING_RATE, severity, ("",), value, most, message, advice, since=since, cause=cause, origin=cause,
+        urgent=many,
+    )  # fmt: skip
