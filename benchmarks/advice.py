@@ -147,25 +147,29 @@ def all_of(task: tuple[int, str, float]) -> list[dict[str, Any]]:
     return [{"number": number, "mistake": "", "kind": "", "skill": alone[0] if alone else 0.0}]
 
 
-def helps(line: dict[str, Any]) -> tuple[bool, bool, bool]:
-    """Whether the issue closes, skill rises, and both with another seed as well; of the best that was tried."""
+def helps(line: dict[str, Any], sound: float) -> tuple[bool, bool, bool]:
+    """Whether the issue closes, skill rises, and both with another seed as well; of the best that was tried.
+
+    With the other seed the mistake may cost nothing; then nothing may be lost against the program without it.
+    """
     tried = [(not left, skill >= line["skill"] + RISES) for _, skill, left in line["tried"] if skill is not None]
     closes, rises = max(tried, default=(False, False), key=sum)
-    other = line["other"]
-    return closes, rises, closes and rises and bool(other) and not other[2] and other[1] >= other[0] + RISES
+    before, after, left = line["other"] or (0.0, 0.0, True)
+    return closes, rises, closes and rises and not left and after >= min(before + RISES, sound - RISES)
 
 
 def table(lines: list[dict[str, Any]], named: bool) -> Iterator[str]:
     """Return the table of the issues that name the mistake, or of the others."""
     found: dict[str, list[tuple[bool, bool, bool]]] = defaultdict(list)
     silent: dict[str, int] = defaultdict(int)
+    sound = {line["number"]: line["skill"] for line in lines if not line["mistake"]}
     for line in lines:
         if "tried" in line and (line["kind"] in OPERATOR[line["mistake"]].types) is named:
             if any(skill is not None for _, skill, _ in line["tried"]):
-                found[line["kind"]].append(helps(line))
+                found[line["kind"]].append(helps(line, sound[line["number"]]))
             else:
                 silent[line["kind"]] += 1
-    yield "| type | programs | issue closes | skill rises | helps, with two seeds | no change that a script can make |"
+    yield "| type | mistakes | issue closes | skill rises | both, with two seeds | no change that a script can make |"
     yield "|---|---|---|---|---|---|"
     for kind in sorted({*found, *silent}, key=lambda k: -len(found[k])):
         counts = " | ".join(str(sum(each[index] for each in found[kind])) for index in range(3))
@@ -187,6 +191,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the tables into docs/detection.md")
     arguments = parser.parse_args()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
     text = arguments.out.read_text(encoding="utf-8") if arguments.out.exists() else ""
     lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
     numbers = [n for n in range(arguments.first, arguments.first + arguments.programs) if draw(n).body not in SLOW]
@@ -198,7 +203,8 @@ def main() -> None:
         def work(tasks: list[tuple[int, str, float]]) -> None:
             known = {(line["number"], line["mistake"]) for line in lines}
             todo = [task for task in tasks if task[:2] not in known]
-            for done in tqdm(pool.map(all_of, todo), total=len(todo)):
+            for found in tqdm(pool.map(all_of, todo), total=len(todo)):
+                done = [{"commit": commit.strip(), **line} for line in found]
                 lines.extend(done)
                 out.write("".join(json.dumps(line) + "\n" for line in done))
                 out.flush()
@@ -208,10 +214,9 @@ def main() -> None:
         names = arguments.operators or list(OPERATOR)
         chosen = {n: random.Random(f"advice {n}").sample(names, len(names)) for n in numbers if n in learn}
         work([(n, chosen[n][at], learn[n]) for at in range(min(arguments.mistakes, len(names))) for n in chosen])
-    told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    drawn = sum(not line["mistake"] for line in lines)
+    drawn, of = sum(not line["mistake"] for line in lines), sorted({line["commit"] for line in lines})
     text = "\n".join((
-        f"`python benchmarks/advice.py`, {drawn} programs, {time.strftime('%Y-%m-%d')}, commit {told.stdout.strip()}.",
+        f"`python benchmarks/advice.py`, {drawn} programs, {time.strftime('%Y-%m-%d')}, commit {', '.join(of)}.",
         "", "Issues that name the mistake:", "", *table(lines, named=True),
         "", "Other issues of these programs:", "", *table(lines, named=False),
     ))  # fmt: skip
