@@ -1,10 +1,9 @@
-"""Print the tables of docs/detection.md: how soon a late fault is told, how often issues are right, what advice mends.
+"""Print the tables of docs/detection.md: how soon a late fault is reported, and how often issues are right.
 
     python benchmarks/tables.py latency --programs 12 --write
     python benchmarks/tables.py reliability --results runs/mutation.jsonl --write    # of benchmarks/mutation.py
     python benchmarks/tables.py reliability --programs 60 --results runs/quick.jsonl
     python benchmarks/tables.py reliability --results silent-dev.json silent-third.json    # of silent.py --json
-    python benchmarks/tables.py advice --programs 12 --write
 
 *Latency*: programs of ``benchmarks/generated`` train for 205 to 244 steps as they are; then one fault begins, and they
 train on for 110 steps. Counted are the steps from the first one with the fault to the record in which an issue of
@@ -15,10 +14,6 @@ budget away: steps of these programs take less than a millisecond, and to keep w
 wrong when it does not, or the program is healthy. The share that is right depends on how many programs have a mistake,
 and is given for two such shares. With ``--programs`` each program and one mutant of each are run once, watched: a quick
 look, in which a program counts as healthy at a skill of 0.4, and a mutant as harmful where a tenth is lost.
-
-*Advice*: a mistake is made in a program from the start, and what the advice of the issue says is done, word by word
-(``PATCHES``), up to four times where it says the same again. It helps when no issue of that type of MEDIUM or worse is
-left, and the skill on held-out data rises by 0.05 or more.
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import re
 import subprocess
 import time
 import warnings
@@ -49,7 +43,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gradflow_export import Exporter, MemoryWriter
-from gradflow_export.records.issues import Issue, Severity
+from gradflow_export.records.issues import Severity
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "detection.md"
 AFTER = 110
@@ -313,154 +307,6 @@ def _precision(right: int, wrong: int, harm: int, alarmed: int, healthy: int, pr
     return f"{hits / all_of_them:.0%}" if all_of_them else ""
 
 
-# Advice
-
-
-def _standard(x: Tensor) -> Tensor:
-    return (x - x.mean()) / x.std()
-
-
-def _faster(factor: float) -> Callable[[Parts], bool]:
-    def patch(p: Parts) -> bool:
-        p.rate *= factor
-        return True
-
-    return patch
-
-
-def _clear(p: Parts) -> bool:
-    p.clears, p.clears_late = (lambda _t: True), False
-    return True
-
-
-def _all_held(p: Parts) -> bool:
-    p.held = lambda: list(p.model.parameters())
-    for q in p.model.parameters():
-        q.requires_grad_(True)
-    return True
-
-
-def _redrawn(p: Parts) -> bool:
-    for module in p.model.modules():
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
-    return True
-
-
-def _bent(p: Parts) -> bool:
-    blocks = [b for b in p.model.blocks if isinstance(getattr(b, "activation", None), nn.Identity)]
-    for block in blocks:
-        block.activation = nn.ReLU()
-    return bool(blocks)
-
-
-def _not_cut(p: Parts) -> bool:
-    p.model.before_head = lambda h: h
-    return True
-
-
-def _usual_eps(p: Parts) -> bool:
-    p.extra["eps"] = 1e-8
-    return True
-
-
-def _inputs_of_one(p: Parts) -> bool:
-    if not p.data.tokens:
-        p.data.inputs.copy_(_standard(p.data.inputs))
-    return not p.data.tokens
-
-
-def _targets_of_one(p: Parts) -> bool:
-    if p.data.kind == "numbers":
-        p.data.targets.copy_(_standard(p.data.targets))
-    return p.data.kind == "numbers"
-
-
-PATCHES: tuple[tuple[str, str, Callable[[Parts], bool]], ...] = (
-    ("LEARNING_RATE", r"lower the learning rate", _faster(0.1)),
-    ("LEARNING_RATE", r"raise the learning rate", _faster(10.0)),
-    ("STALE_GRAD", r"zero_grad", _clear),
-    ("NOT_TRAINING", r"detach", _not_cut),
-    ("NOT_TRAINING", r"zero_grad|clear", _clear),
-    ("NOT_TRAINING", r"optimizer|parameters\(\)|requires_grad", _all_held),
-    ("DATA_SCALE", r"targets", _targets_of_one),
-    ("DATA_SCALE", r"mean|std|inputs", _inputs_of_one),
-    ("BAD_INIT", r"kaiming|xavier|initiali", _redrawn),
-    ("CAPACITY", r"ReLU|activation|non-linear", _bent),
-    ("OPTIMIZER_STATE", r"eps", _usual_eps),
-)
-"""Type of an issue, what its advice says, and the change to a program that this is."""
-MISTAKES = {
-    "LEARNING_RATE": ("rate_100", "rate_10000th", "rate_300th"), "STALE_GRAD": ("never_cleared", "cleared_each_epoch"),
-    "NOT_TRAINING": ("cleared_late", "head_alone", "detached"), "DATA_SCALE": ("inputs_1000th", "targets_1000"),
-    "BAD_INIT": ("weights_0", "weights_alike", "weights_30"), "CAPACITY": ("no_activation",),
-    "OPTIMIZER_STATE": ("eps_1",),
-}  # fmt: skip
-"""Which operators are tried for each type."""
-
-
-def _watched(number: int, operator: Any, patches: list[Callable[[Parts], bool]]) -> tuple[float, list[Issue]] | None:
-    """Train a program with a mistake and some patches; return its skill and open issues of MEDIUM or worse."""
-    p = parts(draw(number), 0, number)
-    held_out = p.data.inputs[-TEST:].clone(), p.data.targets[-TEST:].clone()
-    done = operator.make(p)
-    for patch in patches:
-        done = patch(p) and done
-    if not done:
-        return None
-    if _inputs_of_one in patches:
-        held_out = _standard(held_out[0]), held_out[1]
-    if _targets_of_one in patches:
-        held_out = held_out[0], _standard(held_out[1])
-    assemble(p)
-    with Exporter(p.model, backends=[MemoryWriter()], verbose=0) as exporter:
-        exporter.watch()
-        train(p)
-    return score(p, held_out), [i for i in exporter.issues if i.severity >= Severity.MEDIUM]
-
-
-def _followed(number: int, operator: Any, kind: str) -> tuple[bool, bool] | None:
-    """Do as the advice says; return whether the issue closes and skill rises, ``None`` where nothing was told."""
-    patches: list[Callable[[Parts], bool]] = []
-    first = None
-    for _ in range(5):
-        seen = _watched(number, operator, patches)
-        if seen is None:
-            return None if first is None else (False, False)
-        skill, issues = seen
-        first = skill if first is None else first
-        issue = next((i for i in issues if str(i.issue_type) == kind), None)
-        if issue is None:
-            return (True, skill >= first + 0.05) if patches else None
-        patch = next((do for of, words, do in PATCHES if of == kind and re.search(words, issue.advice)), None)
-        if patch is None or (patch in patches and kind != "LEARNING_RATE"):
-            return False, skill >= first + 0.05
-        patches.append(patch)
-    return False, skill >= first + 0.05
-
-
-def advice(numbers: list[int]) -> Iterator[str]:
-    """Return the table of advice."""
-    by_name = {o.name: o for o in OPERATORS}
-    found: dict[str, list[tuple[bool, bool]]] = defaultdict(list)
-    for number in tqdm(numbers):
-        for kind, names in MISTAKES.items():
-            known = [name for name in names if name in by_name]
-            result = _followed(number, by_name[known[number % len(known)]], kind)
-            if result is not None:
-                found[kind].append(result)
-    yield "| type | programs | issue closes | skill rises | both |"
-    yield "|---|---|---|---|---|"
-    for kind in MISTAKES:
-        some = found[kind]
-        counts = sum(c for c, _ in some), sum(r for _, r in some), sum(c and r for c, r in some)
-        yield f"| {kind} | {len(some)} | {' | '.join(map(str, counts))} |"
-    every = [each for some in found.values() for each in some]
-    low, high = wilson(sum(c and r for c, r in every), len(every))
-    yield ""
-    yield f"Both in {sum(c and r for c, r in every)} of {len(every)} (95 % interval {low:.0%} to {high:.0%})."
-
-
 def learning(count: int, first: int) -> list[int]:
     """Return the first programs that learn without an exporter in one seed."""
     found: list[int] = []
@@ -487,7 +333,7 @@ def write(kind: str, text: str) -> None:
 def main() -> None:
     """Measure, and print one table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=("latency", "reliability", "advice"))
+    parser.add_argument("table", choices=("latency", "reliability"))
     parser.add_argument("--programs", type=int, default=0, help="how many; for reliability 0 takes what is stored")
     parser.add_argument("--first", type=int, default=0, help="number of the first one to try")
     parser.add_argument(
@@ -512,8 +358,7 @@ def main() -> None:
         )
         size = f"{arguments.programs} programs, one seed" if arguments.programs else size
     else:
-        table = latency if arguments.table == "latency" else advice
-        lines = table(learning(arguments.programs or 12, arguments.first))
+        lines = latency(learning(arguments.programs or 12, arguments.first))
         size = f"{arguments.programs or 12} programs from number {arguments.first} on"
     told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     note = f"`python benchmarks/tables.py {arguments.table}`, {size}, {time.strftime('%Y-%m-%d')}, commit "

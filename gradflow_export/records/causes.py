@@ -35,7 +35,9 @@ _SHUT = MappingProxyType({_T.VANISHING: _R, _T.STAGNATION: _L, _T.BOTTLENECK: _L
 
 EXPLAINS: Mapping[IssueType, Mapping[IssueType, Where]] = MappingProxyType({
     _T.NUMERICAL: {**_STEPS, _T.STAGNATION: _R, _T.SATURATION: _R, _T.DEAD: _R},
-    _T.NOT_TRAINING: {_T.STAGNATION: _L, _T.VANISHING: _L, _T.BOTTLENECK: _L, _T.NOT_LEARNING: _R},
+    _T.NOT_TRAINING: {
+        _T.STAGNATION: _L, _T.VANISHING: _L, _T.BOTTLENECK: _L, _T.NOT_LEARNING: _R, _T.LEARNING_RATE: _L,
+    },
     _T.LEARNING_RATE: {**_STEPS, _T.NUMERICAL: _R, _T.STAGNATION: _R, _T.ROTATION: _R, _T.NOT_LEARNING: _R,
         _T.SATURATION: _R, _T.VANISHING: _L, _T.RANK_COLLAPSE: _L, _T.COLLAPSE: _L, _T.BOTTLENECK: _R,
     },
@@ -72,7 +74,7 @@ EXPLAINS: Mapping[IssueType, Mapping[IssueType, Where]] = MappingProxyType({
     _T.POLICY_COLLAPSE: {},
     _T.EXCESS_EXPLORATION: {},
     _T.RECURRENT_SUBCRITICAL: {},
-    _T.OPTIMIZER_STATE: {},
+    _T.OPTIMIZER_STATE: {_T.LEARNING_RATE: _R, _T.NOT_LEARNING: _R},
     _T.DESYNC: {},
     _T.EVAL_RANDOM: {},
     _T.NOT_LEARNING: {},

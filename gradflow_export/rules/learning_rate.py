@@ -171,8 +171,7 @@ class LearningRate(Rule):
             f"the learning rate rose from {number(old)} to {number(new)} at step {since}, and the loss, "
             f"{number(level)} before, is back at {number(now)}, about its initial value ({number(first)})."
         )
-        found = _finding(Severity.HIGH, new / old, 1.0 / self.jump, message, _stay(old), "too large", since)
-        yield replace(found, urgent=True)  # what it was judged by are many losses already
+        yield _finding(Severity.HIGH, new / old, 1.0 / self.jump, message, _stay(old), "too large", since, True)
 
     def _small(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         rate = history.run("learning_rate")
@@ -229,7 +228,7 @@ class LearningRate(Rule):
         if (agree < self.straight or signed) and (fell(history) or ratio >= self.timid):
             return  # what all gradients agree on may move the loss a little
         flat = none_better(history, 0.9, 3) is not None if known else stuck(history, record.step, span=self.settle)
-        if agree < self.agree or not (flat or (signed and not known)):
+        if not agree >= self.agree or not (flat or (signed and not known)):
             return
         message = (
             f"a step changes the weights by {number(100 * ratio)} % of their norm; gradients of consecutive steps "
@@ -270,8 +269,7 @@ class LearningRate(Rule):
             "CosineAnnealingLR(optimizer, T_max=epochs * len(loader)); ReduceLROnPlateau needs mode='min' for a "
             "loss."
         )
-        found = _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since)
-        yield replace(found, urgent=True)  # what it was judged by are many losses already
+        yield _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since, True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,7 +311,10 @@ class UnevenSteps(Rule):
             f"a step changes {some(layers)} by at most {number(100 * worst)} % of their norm, and other layers by "
             f"{number(100 * float(most.max()))} %: after {record.step} steps they still have their initial weights."
         )
-        advice = "check optimizer.param_groups and use the learning rate of the others; if intended, freeze the layers."
+        advice = (
+            "raise the learning rate of these layers tenfold until the loss falls; if they are a group of their own in "
+            "optimizer.param_groups, use that of the others; if intended, freeze them."
+        )
         return (
             Finding(
                 IssueType.LEARNING_RATE,
@@ -348,8 +349,7 @@ def _leapt(history: History, leap: float, jump: float) -> Iterable[Finding]:
         f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and each of the last "
         f"{AGAIN} losses lies above the {len(before)} before: {number(now)}, after {number(level)}."
     )
-    found = _finding(Severity.HIGH, rate.last / old, 1 / jump, message, _stay(old), "too large", since)
-    yield replace(found, urgent=True)
+    yield _finding(Severity.HIGH, rate.last / old, 1 / jump, message, _stay(old), "too large", since, True)
 
 
 def _clipped(record: StepRecord, history: History, share: float, nothing: float) -> Iterable[Finding]:
@@ -357,13 +357,12 @@ def _clipped(record: StepRecord, history: History, share: float, nothing: float)
     scale, whole = history.run("gradient.clip_scale"), history.run("gradient.total_norm").last
     left, steps = scale.values[-AGAIN:], scale.steps[-AGAIN:]
     close = len(steps) == AGAIN and record.step == steps[-1] < steps[0] + AGAIN
-    if close and float(left.max()) < share and whole * float(left[-1]) < nothing:
+    if close and 0.0 < float(left.max()) < share and whole * float(left[-1]) < nothing:  # 0: they were cleared
         message = (
             f"clipping reduces a gradient norm of {number(whole)} to {number(whole * float(left[-1]))} in each step."
         )
         advice = _limit(whole * float(left[-1]), whole)
-        found = _finding(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0]))
-        yield replace(found, urgent=True)
+        yield _finding(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0]), True)
 
 
 def _limit(left: float, whole: float) -> str:
@@ -383,18 +382,10 @@ def _stay(old: float) -> str:
 
 
 def _finding(
-    severity: Severity, value: float, threshold: float, message: str, advice: str, cause: str, since: int
+    severity: Severity, value: float, most: float, message: str, advice: str, cause: str, since: int, many: bool = False
 ) -> Finding:
-    """Return what is wrong with a learning rate."""
+    """Return what is wrong with a learning rate; ``many``: it was judged by many losses already."""
     return Finding(
-        IssueType.LEARNING_RATE,
-        severity,
-        ("",),
-        value,
-        threshold,
-        message,
-        advice,
-        since=since,
-        cause=cause,
-        origin=cause,
-    )
+        IssueType.LEARNING_RATE, severity, ("",), value, most, message, advice, since=since, cause=cause, origin=cause,
+        urgent=many,
+    )  # fmt: skip

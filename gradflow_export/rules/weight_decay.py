@@ -24,7 +24,8 @@ class WeightDecay(Rule):
     Learning changes weights in both directions; only decay shrinks all of them together, and this fast only if decay
     dominates the updates. With a usual decay, a weight without a gradient takes ten thousand steps to halve. Not judged
     are weights that started too small or too large for their number of inputs, and embeddings, which have no such
-    number.
+    number. Nor are runs whose gradient vanished over the depth at the first step: any decay outweighs such a gradient,
+    and Adam, where the decay is part of the gradient, then moves the weights by the whole learning rate.
 
     If the loss of the best constant prediction is not known, the loss must be at its initial level or rise beyond its
     own noise, or the weights must be nearly 0.
@@ -37,6 +38,7 @@ class WeightDecay(Rule):
         level: Minimum loss, as a fraction of that of the best constant prediction.
         gone: Fraction of its norm at which a weight counts as nearly 0.
         sure: Minimum z-score of a rising loss.
+        faded: Depth gain of the first step below which the gradient had vanished before any decay.
         patience: In losses, which are read at every step.
     """
 
@@ -47,6 +49,7 @@ class WeightDecay(Rule):
     level: float = 0.6
     gone: float = 0.05
     sure: float = 3.0
+    faded: float = 1e-4
     patience: int = 3
     heal: int = 1000
 
@@ -55,6 +58,7 @@ class WeightDecay(Rule):
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
         "loss.over_constant",
+        "gain.depth",
         "parameter.weight_norm",
         "parameter.initial_gain",
         "parameter.row_parting",
@@ -73,8 +77,8 @@ class WeightDecay(Rule):
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)
         left = np.where(told, now / np.where(told, begun, 1.0), 1.0)
         share = float(np.count_nonzero(left <= self.shrunk) / len(left))
-        if share < self.share:  # at nearly every record; what follows takes longer
-            return ()
+        if share < self.share or history.run("gain.depth").first < math.log(self.faded):
+            return ()  # at nearly every record; what follows takes longer
         level, typical = constant_level(history), median(left)
         losses = history.run("loss").whole()[1]
         rises = fall(-losses[len(losses) // 3 :]) >= self.sure

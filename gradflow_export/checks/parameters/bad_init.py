@@ -150,12 +150,16 @@ class BadInit(Check):
         zero = set(only(sizes, sizes.values == 0.0).sites)
         blank = tuple(site for site in spread if site in zero and site not in read and site in wired)
         if blank:
-            message = f"the weights of {some(blank)} are all 0, and still are after {record.step - 1} steps."
+            gains = history.at_sites("parameter.initial_gain")
+            begun = tuple(s for s, gain in zip(gains.sites, gains.first, strict=True) if gain == 0 and s not in blank)
+            message = f"the weights of {some(blank)} are all 0, and still are after {record.step - 1} steps" + (
+                f"; those of {some(begun)} began with 0 as well." if begun else "."
+            )
             advice = (
                 "initialize at most one of two consecutive layers with zeros, otherwise no gradient passes: use "
                 "nn.init.kaiming_normal_(layer.weight) for the others, or keep PyTorch's default initialization."
             )
-            yield _finding(Severity.HIGH, blank, 0.0, 0.0, message, advice, ZEROS)
+            yield _finding(Severity.HIGH, (*blank, *begun), 0.0, 0.0, message, advice, ZEROS)
 
     def _due_to_weights(self, record: StepRecord, history: History) -> bool:
         """Whether the loss was compared with the best constant's in this record, and no large input explains it."""
