@@ -75,10 +75,14 @@ class Records(Sequence[StepRecord]):
 
     A later session takes over from its first step on, as when training is resumed from a checkpoint: what an earlier
     session holds from there is left out.
+
+    Attributes:
+        resumed: First step of the latest session; 0 if it is the only one, or has none.
     """
 
     def __init__(self, starts: Sequence[_Start]) -> None:
         self._owner: dict[int, Page] = {}
+        self.resumed = min(starts[-1].owner, default=0) if len(starts) > 1 else 0
         for start in starts:
             first = min(start.owner, default=math.inf)
             self._owner = {step: page for step, page in self._owner.items() if step < first}
