@@ -30,6 +30,7 @@ from gradflow_export.records.step_record import (
 )
 from gradflow_export.records.verdict import JUDGED, Course, Verdict, problem, verdict
 from gradflow_export.report.flow_pattern import FlowPatterns
+from gradflow_export.report.text import as_lines
 from gradflow_export.report.trace import Trace
 
 HEALED = 1000
@@ -37,8 +38,6 @@ HEALED = 1000
 
 _HEADLINES = frozenset(name for name, spec in CATALOG.items() if spec.headline)
 
-SHORT = 1000
-"""Steps up to which the dense start has much to do with the share of the time that watching took."""
 TREND_WINDOW = 20
 """Readings over which a metric's spread and trend are computed."""
 
@@ -219,7 +218,7 @@ class RunSummary:
             else {"first": self.loss[0], "last": self.loss[1], "last_step": self.course.loss_read},
             "overhead": self.overhead,
             "headline": {
-                name: {key: number_to_json(value) for key, value in self._row(name, seen).items()}
+                name: {key: number_to_json(value) for key, value in self.row(name).items()}
                 | {"nonfinite": seen.nonfinite, "last_step": self.read[name]}
                 for name, seen in sorted(self.headline.items())
             },
@@ -234,13 +233,6 @@ class RunSummary:
             "ignored": [issue_to_json(issue) for issue in self.ignored],
         }
 
-    def _row(self, name: str, seen: Welford) -> dict[str, float]:
-        """Return the statistics of a headline metric; the last loss is that of the verdict, unless it is not finite."""
-        out = statistics(seen)
-        if name == "loss" and self.loss is not None and math.isfinite(seen.last):
-            out["last"] = self.loss[1]
-        return out
-
     @property
     def _open_types(self) -> set[IssueType]:
         return {issue.issue_type for issue in self._issues.values() if issue.open}
@@ -251,49 +243,25 @@ class RunSummary:
         Args:
             title: First words of the first line, such as the log directory.
         """
-        info = self.info
-        model = f"  {info.model}, {info.size}{self._now_trained(info)}" if info and info.model else ""
-        span = f"steps {self.first} to {self.last}, {self.steps} recorded" if self.steps else "no step recorded"
-        if self.steps and not self.course.stepped:
-            span = "no optimizer step was seen"
-        if self.spacing > 1:
-            span += f"; to keep to the budget, at times one of {self.spacing:.0f}"
-        if self.overhead is not None:
-            span += f"; overhead {self.overhead:.1%} of the time of all steps"
-            span += " (the first 100 are recorded densely)" if self.last <= SHORT else ""
-        lines = [f"{title}{model}", f"  {self.verdict}", f"  {span}"]
-        for group in self.groups:
-            lines += issue_lines(group.head, group.also)
-        if self.left_out:
-            lines.append(f"  {self.left_out} older healed issues are not listed")
-        for issue in self.ignored:
-            until = "" if issue.open else f", healed at step {issue.healed_step}"
-            where = f"{issue.layer or 'the whole model'}{f' and {n} more' if (n := len(issue.layers) - 1) else ''}"
-            lines.append(f"  ignored  {issue.issue_type} in {where} since step {issue.step}{until}")
-        pattern = self.flow.pattern(self._open_types)
-        if pattern is not None:
-            lines.append(f"  gradient flow: {pattern}")
-        width = max(22, *(len(name) + 1 for name in self.headline)) if self.headline else 0
-        if self.headline:
-            lines.append(f"  {'metric':<{width}}{'last':>12}{'mean':>12}{'min':>12}{'max':>12}  unit")
-        for name, seen in sorted(self.headline.items()):
-            numbers = "".join(f"{value:>12.4g}" for value in self._row(name, seen).values())
-            extra = f"  ({seen.nonfinite} NaN or Inf)" if seen.nonfinite else ""
-            extra += self._seldom(name, seen)
-            lines.append(f"  {name:<{width}}{numbers}  {CATALOG[name].unit}{extra}")
-        return "\n".join(lines)
+        return "\n".join(as_lines(self, title))
 
-    def _now_trained(self, info: RunInfo) -> str:
-        """Say how many parameters train now, where it is another number than when watching began."""
-        trained, entries = self._trained or (info.parameters, info.entries)
-        return f"; at the end {trained:,} train" if entries == info.entries and trained != info.parameters else ""
+    def row(self, name: str) -> dict[str, float]:
+        """Return the statistics of a headline metric; the last loss is that of the verdict, unless it is not finite."""
+        seen = self.headline[name]
+        out = statistics(seen)
+        if name == "loss" and self.loss is not None and math.isfinite(seen.last):
+            out["last"] = self.loss[1]
+        return out
 
-    def _seldom(self, name: str, seen: Welford) -> str:
-        """Say of which steps a row is, where that is less than half of them or not up to the last."""
-        count, last = seen.count + seen.nonfinite, self.read[name]
-        said = [f"read at {count} of {self.steps} steps"] if 2 * count < self.steps else []
-        said += [f"last read at step {last}"] if last < max(self.read.values()) else []
-        return f"  ({', '.join(said)})" if said else ""
+    @property
+    def flow_pattern(self) -> str | None:
+        """How the gradient flows through the model, in words; ``None`` where that is not known."""
+        return self.flow.pattern(self._open_types)
+
+    @property
+    def trained(self) -> tuple[int, int] | None:
+        """How many entries of parameters train now, and how many there are; ``None`` where that was not read."""
+        return self._trained
 
 
 def _trained(record: StepRecord) -> tuple[int, int] | None:
@@ -302,26 +270,6 @@ def _trained(record: StepRecord) -> tuple[int, int] | None:
     if trains is None or sizes is None or trains.sites != sizes.sites:
         return None
     return int(sizes.values[trains.values > 0].sum(dtype=np.float64)), int(sizes.values.sum(dtype=np.float64))
-
-
-def issue_lines(issue: Issue, also: str = "") -> list[str]:
-    """Return an issue as lines for a terminal: what, where, since when, the numbers, its consequences, what to do.
-
-    Args:
-        issue: What is wrong.
-        also: What it explains, in words.
-    """
-    where, until = issue.layer or "the whole model", "" if issue.open else f", healed at step {issue.healed_step}"
-    lines = [
-        f"  [{issue.severity.name}] {issue.issue_type} in {where} since step {issue.step}{until}",
-        f"    evidence {issue.message}",
-        f"    value    {issue.value:.4g}, threshold {issue.threshold:.4g}",
-    ]
-    if len(issue.layers) > 1:
-        lines.append(f"    layers   {', '.join(issue.layers)}")
-    if also:
-        lines.append(f"    also     {also}")
-    return [*lines, f"    fix      {issue.advice}"]
 
 
 def statistics(seen: Welford) -> dict[str, float]:
