@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from gradflow_export.records.statistics import Ends
-from gradflow_export.records.step_record import StepRecord, passes_alone
+from gradflow_export.records.step_record import Reading, StepRecord, passes_alone
 
 HARDLY = 0.97
 """Fraction of the first loss at or above which a loss hardly fell."""
@@ -73,7 +73,7 @@ class Course:
         self.steps, self.last = self.steps + 1, record.step
         self.judged = self.judged or any(record.value(name) is not None for name in JUDGED)
         self.stepped = self.stepped or not passes_alone(record)
-        self.players |= own_losses(record)
+        self.players |= own_losses(record.metrics.get("optimizer.loss"))
         loss = record.value("loss")
         if loss is not None:
             self.ends.add(loss)
@@ -96,9 +96,12 @@ class Course:
         return what, f"from {first:.4g} to {last:.4g}{read}"
 
 
-def own_losses(record: StepRecord) -> set[str]:
-    """Return the optimizers that show that they have losses of their own: each alone, or with another one's beside."""
-    seen = record.metrics.get("optimizer.loss")
+def own_losses(seen: Reading | None) -> set[str]:
+    """Return the optimizers that show that they have losses of their own: each alone, or with another one's beside.
+
+    Args:
+        seen: The losses of the optimizers in one step.
+    """
     if seen is None:
         return set()
     sites = [site for site, there in zip(seen.sites, seen.present, strict=True) if there]

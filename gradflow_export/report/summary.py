@@ -184,7 +184,7 @@ class RunSummary:
         if not self.steps and self.unread:
             return Verdict("none", self.unread)
         every = self.groups
-        still = [group.head for group in every if group.head.open]
+        still = [group.head for group in every if group.head.open and group.head.severity > Severity.INFO]
         now = [issue for issue in still if self._seen[issue.key] >= self.resumed]
         before = [issue for issue in still if self._seen[issue.key] < self.resumed]
         reported = {issue.key[:2] for issue in self._issues.values()}
@@ -194,7 +194,7 @@ class RunSummary:
             [self._named(issue) for issue in now],
             grave=any(issue.severity >= Severity.HIGH for issue in now),
             earlier=[self._named(issue) for issue in (*before, *left)],
-            healed=len(every) - len(still) + self.left_out,
+            healed=sum(not group.head.open for group in every) + self.left_out,
             lost=self.lost_steps.phrase,
         )
 

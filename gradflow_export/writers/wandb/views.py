@@ -56,12 +56,12 @@ class Views:
 
     def _judged(self) -> Verdict:
         every = groups(self.issues.all)
-        still = [group.head for group in every if group.head.open]
+        still = [group.head for group in every if group.head.open and group.head.severity > Severity.INFO]
         return verdict(
             self._course,
             [problem(each.issue_type, each.layer, each.step if self._course.stepped else None) for each in still],
             grave=any(each.severity >= Severity.HIGH for each in still),
-            healed=len(every) - len(still),
+            healed=sum(not group.head.open for group in every),
         )
 
     def sender(self, rows: Rows, step: int, info: RunInfo | None) -> Callable[[], None]:
