@@ -169,9 +169,9 @@ def _calm(course: Course, earlier: Sequence[str], healed: str, lost: str) -> Ver
 
 
 def _count(names: Sequence[str]) -> str:
-    return f"{len(names)} problem{'s' * (len(names) > 1)}"
+    return f"{len(names):,} problem{'s' * (len(names) > 1)}"
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f"; and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    more = f"; and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
     return "; ".join(names[:NAMED]) + more

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class RunSummary:
         course: How far the run came, and how its loss went.
         first: First recorded step, 0 when there is none.
         resumed: First step of the latest session; 0 if there is one.
-        earlier: Returns what earlier sessions of the run left open, if their records are not here.
+        earlier: What earlier sessions of the run left open, if their records are not here.
         left_out: Healed issues that are remembered no more.
         headline: Statistics of each headline metric that was recorded.
         read: The last step at which each of them was.
@@ -63,7 +63,7 @@ class RunSummary:
         self.info = info
         self.course, self.first, self.left_out = Course(), 0, 0
         self.resumed = 0
-        self.earlier: Callable[[], tuple[Issue, ...]] = tuple
+        self.earlier: tuple[Issue, ...] = ()
         self.spacing = 1.0
         self.headline: dict[str, Welford] = {}
         self.read: dict[str, int] = {}
@@ -188,7 +188,7 @@ class RunSummary:
         now = [issue for issue in still if self._seen[issue.key] >= self.resumed]
         before = [issue for issue in still if self._seen[issue.key] < self.resumed]
         reported = {issue.key[:2] for issue in self._issues.values()}
-        left = [issue for issue in self.earlier() if issue.key[:2] not in reported]
+        left = [each.head for each in groups(self.earlier) if each.head.key[:2] not in reported]
         return verdict(
             self.course,
             [self._named(issue) for issue in now],
