@@ -156,7 +156,7 @@ def _calm(course: Course, earlier: Sequence[str], healed: str, lost: str) -> Ver
     went = f"; the loss {what} {span}" if what else "" if course.loss_read else "; no loss was recorded"
     if earlier:
         headline = f"{_count(earlier)} left open by an earlier session"
-        return Verdict("warn", headline, f"{_listed(earlier)}; since then {said}{went}")
+        return Verdict("warn", headline, f"{_listed(earlier)}; no other {said.removeprefix('no ')}{went}")
     if not course.judged:
         return Verdict("none", "no verdict", f"neither loss nor gradients nor updates were read {steps}{after}")
     if course.loss_read and not math.isfinite(course.last_loss):

@@ -278,7 +278,7 @@ def test_the_verdict_on_a_resumed_run_names_what_was_left_open(tmp_path, logs, o
     source = open_source(tmp_path)
     tone, line = told(source, "a")
     assert (tone, line) == ("warn", summarise(read_run(tmp_path / "a")).verdict)
-    assert line.startswith("1 problem left open by an earlier session: EXPLODING in a since step 3; since then no open")
+    assert line.startswith("1 problem left open by an earlier session: EXPLODING in a since step 3; no other open")
     again = [*logs.plain_records(range(30, 40)), issue_record(logs, 40, logs.issue(step=33))]
     logs.write_run(tmp_path / "a", again, start=120)
     source = open_source(tmp_path)

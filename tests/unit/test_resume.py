@@ -64,7 +64,7 @@ def test_a_resumed_run_says_what_was_left_open(tmp_path, backend, over, start, w
 
     session(12, 0, 4, {3: SICK, **({6: replace(SICK, healed_step=6)} if over else {})})
     later = session(12, start, width, {})
-    named = "1 problem left open by an earlier session: LEAKAGE in the whole model since step 3; since then no open"
+    named = "1 problem left open by an earlier session: LEAKAGE in the whole model since step 3; no other open"
     assert later.summary()["verdict"].startswith(named) is left
     assert later.issues == ()
     whole = summarise(runs_in(tmp_path)[-1])

@@ -148,7 +148,7 @@ def test_what_an_earlier_session_left_open_is_no_problem_of_this_one():
     for step, loss in enumerate([4.0] * 6 + [1.0] * 6, start=13):
         report.add(StepRecord(step, float(step), (Reading.run("loss", loss),)))
     later.earlier = (early,)
-    named = "1 problem left open by an earlier session: DEAD in a since step 3; since then no open problem in"
+    named = "1 problem left open by an earlier session: DEAD in a since step 3; no other open problem in"
     assert report.verdict == f"{named} 24 recorded steps; the loss has not fallen from 1 to 1"
     assert later.verdict == f"{named} 12 recorded steps; the loss fell from 4 to 1"
     again = Issue(**{**vars(early), "step": 25})
