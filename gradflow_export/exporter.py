@@ -19,7 +19,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.config import make_settings
 from gradflow_export.engine.build import default_logdir, describe, is_compiled, join_ranks, make_judge, make_loop
-from gradflow_export.engine.exporter_report import CLOSE_SECONDS, UNWATCHED, Reports, say_unwatched
+from gradflow_export.engine.exporter_report import CLOSE_SECONDS, UNWATCHED, Reports, read_earlier, say_unwatched
 from gradflow_export.engine.external_issues import Amendment
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.outlets import make_outlets
@@ -157,8 +157,7 @@ class Exporter(Reports):
         self._compiled = is_compiled(model)
         self._guard = Guard(strict=strict)
         self._start_step = start_step
-        self._closed = False
-        self._tries = on_issue == "try"
+        self._closed, self._tries = False, on_issue == "try"
         self._trials: _Trials | None = None
         self._hooks = contextlib.ExitStack()
         self._loop: TrainingLoop | None = None
@@ -235,6 +234,7 @@ class Exporter(Reports):
         join_ranks(model, loop, self._worker)
         self._worker.describe(loop.instruments.blocks.names, loop.schedule.intervals)
         _close_earlier(model, self)
+        self._guard.part("earlier sessions")(read_earlier)(self._worker.summary, self.logdir, self._start_step)
         self._loop = loop
         self._reference = _Watched(model)
         self._reference.exporter = weakref.ref(self)

@@ -47,7 +47,8 @@ def _index() -> str:
 
 
 def _page(kind: IssueType, robust: tuple[Rule, ...], seed: tuple[Rule, ...]) -> str:
-    lines = [f"# {kind}", "", f"{kind.meaning[0].upper()}{kind.meaning[1:]}.", "", *_code(kind)]
+    lines = [f"# {kind}", "", f"{kind.meaning[0].upper()}{kind.meaning[1:]}. {kind.harm}", "", *_code(kind)]
+    lines += ["## What to do", "", kind.remedy, ""]
     lines += ["## How it is detected", ""]
     for rule in (rule for rule in robust if kind in types_of(type(rule))):
         lines += list(_section(rule))

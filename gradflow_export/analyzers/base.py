@@ -33,7 +33,8 @@ from gradflow_export.exporter import suspended
 from gradflow_export.hooks.discover import find_blocks, named_blocks, site_name, unwrap
 from gradflow_export.profiles import profile
 from gradflow_export.records.step_record import Issue, Reading, StepRecord
-from gradflow_export.report.summary import RunSummary, issue_lines
+from gradflow_export.report.summary import RunSummary
+from gradflow_export.report.text import issue_lines
 from gradflow_export.rules.base import Rule
 from gradflow_export.rules.judge import Judge
 from gradflow_export.schedule import INTERVALS

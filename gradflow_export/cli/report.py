@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,21 @@ from gradflow_export.records.issues import Severity
 from gradflow_export.records.lost import LostSteps
 from gradflow_export.report.summary import RunSummary
 from gradflow_export.storage.reader import Run
+from gradflow_export.writers.console import first_clause
+
+_TONES = ("bad", "warn", "none", "good")
+_WIDEST = 60
+"""Letters of a run's name up to which the verdicts of several runs stand below each other."""
+
+_Found = tuple[Path, Run, RunSummary]
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("report", help="print a report of the runs in a folder")
     parser.add_argument("logdir", type=Path, help="a run's folder, or a folder of runs")
+    whole = "print every run in full; by default, several runs are listed with one line each"
+    parser.add_argument("--details", action="store_true", help=whole)
     parser.add_argument("--json", action="store_true", help="print everything as JSON, with NaN and Inf as strings")
     failing = (
         "exit with status 1 if an open issue has at least this severity; by default issues do not change the status"
@@ -37,16 +49,47 @@ def run(args: argparse.Namespace) -> int:
         runs = [{"path": str(path), **_kept(each), **summary.as_dict()} for path, each, summary in found]
         print(json.dumps({"runs": runs}, indent=2, allow_nan=False))
     else:
-        show("\n\n".join("\n".join([summary.as_text(str(path)), *_notes(each)]) for path, each, summary in found))
+        show("\n\n".join(_pages(args.logdir, found, details=args.details)))
     if args.fail_on is None:
         return 0
     still = [issue.severity for *_, summary in found for issue in summary.issues if issue.open]
     return int(max(still, default=Severity.INFO) >= Severity[args.fail_on])
 
 
+def _pages(logdir: Path, found: Sequence[_Found], *, details: bool) -> Iterator[str]:
+    """Yield the newest run of a single folder in full, and a line for each other one; all in full with ``details``."""
+    alone = len({path for path, *_ in found}) == 1
+    whole = found if details else found[-1:] if alone else ()
+    yield from ("\n".join([summary.as_text(str(path)), *_notes(each)]) for path, each, summary in whole)
+    rest = found[: len(found) - len(whole)]
+    if rest:
+        sick = sum(summary.judged.tone in {"bad", "warn"} for *_, summary in rest)
+        several = f"{len(rest)} {'other ' * alone}run{'s' * (len(rest) > 1)} in {logdir}, {sick} to look at"
+        one = "" if alone else f"gradflow report {shlex.quote(str(logdir / 'NAME'))}; all of them: "
+        command = f"{'In full' if alone else 'One in full'}: {one}gradflow report {shlex.quote(str(logdir))} --details"
+        yield "\n".join([f"{several}. {command}", *_brief(logdir, rest)])
+
+
+def _brief(logdir: Path, found: Sequence[_Found]) -> Iterator[str]:
+    """Yield a line for each run, the worst first: its name, its verdict, and the first thing to do."""
+    paths = Counter(path for path, *_ in found)
+    lines = []
+    for path, each, summary in found:
+        name = path.relative_to(logdir).as_posix()
+        name += f" [{each.sessions[0]}]" if paths[path] > 1 else ""
+        open_ones = [group.head for group in summary.groups if group.head.open]
+        worst = max((issue.severity for issue in open_ones), default=Severity.INFO)
+        fix = first_clause(open_ones[0].advice) if open_ones else ""
+        said = f"{f'[{worst.name}] ' if open_ones else ''}{summary.verdict}{f'. Fix: {fix}' if fix else ''}"
+        lines.append(((-worst, _TONES.index(summary.judged.tone)), name, said))
+    width = min(max(len(name) for _, name, _ in lines), _WIDEST)
+    yield from (f"  {name:<{width}}  {said}" for _, name, said in sorted(lines, key=itemgetter(0)))
+
+
 def summarise(stored: Run) -> RunSummary:
     """Sum a run up, record by record, and what its files say is missing."""
     summary = RunSummary(stored.info)
+    summary.resumed = stored.records.resumed
     for record in stored.records:
         summary.add(record)
     unwritten = {"": sum(gap.steps for gap in stored.gaps)}

@@ -9,7 +9,8 @@ import argparse
 import functools
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gradflow_export.errors import ArgumentError, nearest
@@ -18,6 +19,7 @@ from gradflow_export.rules.base import Check, Rule
 
 SECTIONS = ("Why it is bad", "Example", "Use instead", "Not reported")
 CODE = ("Example", "Use instead")
+_WIDTH = 116
 _HEADING = re.compile(rf"^({'|'.join((*SECTIONS, 'Source', 'Attributes'))}):[ ]*(.*)$")
 
 
@@ -61,17 +63,22 @@ class Page:
         return cls(rule.name, types_of(type(rule)), title, texts.pop(""), texts, thresholds)
 
     def lines(self) -> Iterator[str]:
-        """Yield the page as it is printed on a terminal."""
-        yield from (f"{self.name} ({', '.join(map(str, self.types))})", "", self.title)
-        if self.what:
-            yield from ("", self.what)
-        for name, text in self.sections.items():
-            yield from ("", f"{name}:", *(f"    {line}".rstrip() for line in text.splitlines()))
-        if self.thresholds:
-            width = max(map(len, self.thresholds))
-            yield from ("", "Thresholds:")
-            for name, (text, value) in self.thresholds.items():
-                yield f"    {name:<{width}}  {value!s:<8}  {text}"
+        """Yield the page as it is printed on a terminal: why it is bad, how it is measured, then the code to use."""
+        why, *code = (self.sections.get(name, "") for name in ("Why it is bad", *CODE))
+        rest = {name: text for name, text in self.sections.items() if name not in {"Why it is bad", *CODE}}
+        measured = "\n\n".join(filter(None, (self.title, self.what)))
+        parts = {"Why it is bad": why, "How it is measured": measured, **rest, **dict(zip(CODE, code, strict=True))}
+        for name, text in parts.items():
+            if name == CODE[0] and self.thresholds:
+                yield from self._thresholds()
+            if text:
+                yield from ("", f"{name}:", *(f"    {line}".rstrip() for line in text.splitlines()))
+
+    def _thresholds(self) -> Iterator[str]:
+        width = max(map(len, self.thresholds))
+        yield from ("", "Thresholds:")
+        for name, (text, value) in self.thresholds.items():
+            yield f"    {name:<{width}}  {value!s:<8}  {text}"
 
     def markdown(self) -> Iterator[str]:
         """Yield what it says, less the thresholds, as Markdown."""
@@ -99,8 +106,20 @@ def run(args: argparse.Namespace) -> int:
         for page in pages:
             print(f"{', '.join(map(str, page.types)):<14}  {page.name:<{width}}  {page.title}")
     else:
-        print("\n\n\n".join("\n".join(page.lines()) for page in chosen(args.name, pages)))
+        print("\n".join(_text(args.name, chosen(args.name, pages))))
     return 0
+
+
+def _text(name: str, pages: Sequence[Page]) -> Iterator[str]:
+    """Yield what is wrong and why it is bad in two sentences, how each rule measures it, and what to do."""
+    kind = next((each for each in pages[0].types if str(each) == name.upper()), pages[0].types[0])
+    said = f"{kind.meaning[0].upper()}{kind.meaning[1:]}. {kind.harm}"
+    names = [f"{page.name} ({', '.join(map(str, page.types))})" for page in pages]
+    yield from (names[0] if len(pages) == 1 else str(kind), "", *textwrap.wrap(said, _WIDTH))
+    for title, page in zip(names, pages, strict=True):
+        yield from ("", "", title) if len(pages) > 1 else ()
+        yield from page.lines()
+    yield from ("", "", "What to do:", *(f"    {line}" for line in textwrap.wrap(kind.remedy, _WIDTH - 4)))
 
 
 def all_pages() -> tuple[Page, ...]:

@@ -20,7 +20,7 @@ from gradflow_export.extensions import active
 from gradflow_export.hooks.block_tree import BlockTree
 from gradflow_export.records.step_record import Issue, Note, RunInfo, StepRecord
 from gradflow_export.report.card import card
-from gradflow_export.report.summary import write_json
+from gradflow_export.report.summary import RunSummary, write_json
 from gradflow_export.storage.table import write_table
 from gradflow_export.writers import JsonlWriter, MemoryWriter, TensorBoardWriter
 from gradflow_export.writers.base import Writer
@@ -48,6 +48,20 @@ def _tree(run: RunInfo | None, loop: TrainingLoop | None) -> BlockTree:
     return BlockTree(
         name, *(((), ()) if loop is None else (loop.instruments.blocks.in_order()[0], loop.instruments.blocks.choices))
     )
+
+
+def read_earlier(summary: RunSummary, logdir: Path, start_step: int) -> None:
+    """Read what earlier sessions left open, if training is resumed in their log directory.
+
+    Args:
+        summary: Of the session that begins.
+        logdir: Where it writes.
+        start_step: Steps that were completed before it.
+    """
+    if start_step and summary.info is not None and summary.info.rank == 0 and logdir.is_dir():
+        from gradflow_export.storage.reader import left_open  # noqa: PLC0415 - memory that most runs have no use for
+
+        summary.earlier = left_open(logdir, summary.info, start_step + 1)
 
 
 class Recording:

@@ -6,8 +6,9 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
+
+from gradflow_export.records.meanings import HARMS, MEANINGS, REMEDIES
 
 
 class Severity(enum.IntEnum):
@@ -67,72 +68,17 @@ class IssueType(str, enum.Enum):
     @property
     def meaning(self) -> str:
         """What is wrong, in the words of docs/issues."""
-        return _MEANINGS[self.value]
+        return MEANINGS[self.value]
 
+    @property
+    def harm(self) -> str:
+        """Why it is bad, in one sentence."""
+        return HARMS[self.value]
 
-_MEANINGS: Mapping[str, str] = MappingProxyType({
-    "VANISHING": (
-        "the gradient shrinks from the last block to the first, or the first layers get a thousandth of the "
-        "gradient of the last"
-    ),
-    "EXPLODING": ("the gradient or the activations grow from block to block, or the loss and the gradient norm "
-                  "jump together"),
-    "DEAD": "most units of an activation module output 0 for every sample",
-    "SATURATION": "most outputs of an activation lie in its flat region, and the loss is still high",
-    "NUMERICAL": (
-        "NaN or Inf, with the place where it began: input, weights, layer of the forward or backward pass, or "
-        "loss; with micro-batch and rank"
-    ),
-    "UNSTABLE": "gradient norms or directions oscillate from step to step",
-    "BOTTLENECK": "one block passes on far less gradient or information than its neighbors",
-    "STAGNATION": "trainable parameters do not change",
-    "LOSS_SPIKE": "the loss jumps far above its recent range",
-    "DIVERGING": "the loss rose far above its initial values and stays there",
-    "MEMORY_USAGE": "memory is nearly used up",
-    "MEMORY_LEAK": "memory use grows with every step",
-    "ATTENTION_COLLAPSE": "every head of a layer attends almost entirely to one key, before anything was learned",
-    "HEAD_REDUNDANCY": "the heads of a layer have nearly the same attention weights",
-    "RANK_COLLAPSE": "after a stack of attention all tokens of a sequence are nearly the same",
-    "POLICY_COLLAPSE": "a policy takes one action almost always although training has not converged",
-    "EXCESS_EXPLORATION": "the actions of a policy stay random",
-    "RECURRENT_SUBCRITICAL": (
-        "the state of a recurrent layer decays within a few time steps, and the loss has not halved"
-    ),
-    "RECURRENT_SUPERCRITICAL": (
-        "the state of a recurrent layer multiplies a gradient by more than ten over the sequence"
-    ),
-    "ROTATION": "limit cycle: parameters orbit instead of converging, as with adversarial losses (GAN)",
-    "OPTIMIZER_STATE": "`eps` dominates the denominator of Adam, or the second moment is far out of date",
-    "DESYNC": (
-        "the ranks of a distributed run no longer hold the same weights, or copies within the model that "
-        "should be equal are not"
-    ),
-    "NOT_TRAINING": (
-        "trainable parameters get no update, with the mistake: a detached graph, parameters missing from the "
-        "optimizer, a plain list, a learning rate of 0"
-    ),
-    "WRONG_LOSS": (
-        "the loss does not fit its inputs: softmax before cross-entropy, broadcast shapes, targets out of range of "
-        "the output activation, softmax over one class or the batch"
-    ),
-    "DATA_SCALE": "inputs or targets are not normalized, and the model is no better than a constant prediction",
-    "BAD_TARGETS": "targets are all the same, are unrelated to the inputs, or are copies of them",
-    "LEARNING_RATE": (
-        "updates are far too large or too small, or the schedule has decayed to nothing, and the loss does not fall"
-    ),
-    "BAD_INIT": ("identical units, layers that stay at zero, or initial weights of a far too large or small scale"),
-    "CAPACITY": (
-        "layers that add no capacity: stacked linear layers without an activation, one layer listed several times, "
-        "or a normalization over a single value"
-    ),
-    "STALE_GRAD": "gradients of earlier steps are still in `.grad` when new ones are accumulated",
-    "EVAL_RANDOM": "dropout or other noise is active in evaluation, or dropout is inactive in training",
-    "NOT_LEARNING": "no other issue is detected, but the loss stays at that of the best constant prediction",
-    "LEAKAGE": "target leakage: a column of the inputs equals the target",
-    "UNDERFLOW": "float16 gradients underflow to 0 because the loss is not scaled",
-    "COLLAPSE": "the outputs of a layer, and of all layers after it, are nearly the same for every sample",
-    "OVERFITTING": "the evaluation loss rises while the training loss falls",
-})  # fmt: skip
+    @property
+    def remedy(self) -> str:
+        """What to do about it; the advice of an issue is about its own case."""
+        return REMEDIES[self.value]
 
 
 @dataclass(frozen=True)

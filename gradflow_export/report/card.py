@@ -24,8 +24,8 @@ def card(summary: RunSummary, place: str, command: str) -> str:
         place: Where its files are; empty when there are none.
         command: What to run to see more.
     """
-    found = [issue for issue in summary.issues if issue.open]
-    colour = _colour(found[0].severity) if found else _FINE
+    said = summary.judged
+    colour = {"bad": _GRAVE, "warn": _MILD}.get(said.tone, _FINE)
     model = "" if summary.info is None else f"{summary.info.model}, {summary.info.size}"
     about = " · ".join(filter(None, [model, f"step {summary.last}" if summary.last else "", place]))
     rest = f"<li>{len(summary.issues) - SHOWN} more</li>" if len(summary.issues) > SHOWN else ""
@@ -35,7 +35,7 @@ def card(summary: RunSummary, place: str, command: str) -> str:
         f'<div style="border:1px solid #8884;border-left:4px solid {colour};border-radius:4px;padding:8px 12px;'
         'max-width:860px;font:13px/1.5 system-ui,sans-serif">'
         '<div style="display:flex;justify-content:space-between;gap:16px">'
-        f"<div><b>GradFlow: {escape(summary.verdict)}</b>"
+        f"<div><b>GradFlow: {escape(str(said))}</b>"
         f'<div style="opacity:.7">{escape(about)}</div></div>{sparkline(summary.trace)}</div>{issues}'
         f'<div style="margin-top:6px;opacity:.7">{escape(command)}</div></div>'
     )

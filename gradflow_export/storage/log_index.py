@@ -8,14 +8,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from gradflow_export.errors import StorageError
-from gradflow_export.records.step_record import Gap, RunInfo, StepRecord, gap_from_json, info_from_json
+from gradflow_export.records.step_record import (
+    Gap,
+    Issue,
+    RunInfo,
+    StepRecord,
+    gap_from_json,
+    info_from_json,
+    issue_from_json,
+)
 from gradflow_export.storage.event_chunks import FORMAT, Blob, Tag, Unpacker, parse_tag
 from gradflow_export.storage.event_codec import FrameReader, event_blobs
 from gradflow_export.storage.jsonl import End, LineDecoder
@@ -61,6 +69,7 @@ class Session:
         info: Its description, ``None`` when that was lost.
         pages: In step order.
         gaps: Steps that the file says could not be written.
+        issues: Those that opened or healed, each with the step at which it was written.
         closed: Whether it says that the session was closed.
     """
 
@@ -68,6 +77,7 @@ class Session:
     info: RunInfo | None = None
     pages: list[Page] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
+    issues: list[tuple[int, Issue]] = field(default_factory=list)
     closed: bool = False
 
     @property
@@ -103,6 +113,7 @@ class LineSession(Session):
             places = self.places = []
             self.pages.append(Page({}, lambda: load(places)))
         self.places.append(offset)
+        self.issues += ((record.step, issue) for issue in record.issues)
         self.pages[-1].clock[record.step] = record.wall_time
 
 
@@ -137,6 +148,8 @@ class EventSession(Session):
             self.closed = True
         else:
             self.places.setdefault(tag.chunk, []).append(offset)
+            if tag.name == "issues":
+                self.issues += _issues(_text(blob))
             if tag.name in {"steps", "wall"} and tag.part.endswith("-0"):
                 if isinstance(blob.data, str) or blob.data.ndim != 1:
                     raise ValueError(f"{blob.tag} expects one number per row")
@@ -287,6 +300,14 @@ def _check_version(content: Mapping[str, Any], tag: str) -> None:
         raise StorageError(
             f"{tag} has format {content['v']}, this version reads up to {FORMAT}; update gradflow-export."
         )
+
+
+def _issues(text: str) -> Iterator[tuple[int, Issue]]:
+    """Yield issues with the steps of their records, as far as this version understands them."""
+    with contextlib.suppress(ValueError, TypeError):
+        for step, each in json.loads(text):
+            with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+                yield int(step), issue_from_json(each)
 
 
 def _text(blob: Blob) -> str:

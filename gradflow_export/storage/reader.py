@@ -11,23 +11,16 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import overload
 
 from gradflow_export.errors import StorageError
-from gradflow_export.records.step_record import Gap, RunInfo, StepRecord
+from gradflow_export.records.step_record import Gap, Issue, RunInfo, StepRecord
 from gradflow_export.storage.continued import between, chains, identity
 from gradflow_export.storage.event_chunks import DRAFTS, Blob
 from gradflow_export.storage.event_codec import FrameReader, event_blobs
-from gradflow_export.storage.log_index import (
-    EventSession,
-    LineSession,
-    Page,
-    Session,
-    read_draft,
-    read_events,
-    read_lines,
-)
+from gradflow_export.storage.log_index import Page, Session, read_draft, read_events, read_lines
 
 _KEPT_PAGES = 4
 _PEEKED_FRAMES = 4
@@ -46,6 +39,7 @@ class _Start:
         self.info = infos[-1] if infos else None
         self.started, self.rank = max(part.started for part in parts), max(part.rank for part in parts)
         self.closed = any(part.closed for part in parts)
+        self.issues = sorted((pair for part in parts for pair in part.issues), key=itemgetter(0))
         self.owner: dict[int, Page] = {}
         for part in parts:
             for page in part.pages:
@@ -75,10 +69,14 @@ class Records(Sequence[StepRecord]):
 
     A later session takes over from its first step on, as when training is resumed from a checkpoint: what an earlier
     session holds from there is left out.
+
+    Attributes:
+        resumed: First step of the latest session; 0 if it is the only one, or has none.
     """
 
     def __init__(self, starts: Sequence[_Start]) -> None:
         self._owner: dict[int, Page] = {}
+        self.resumed = min(starts[-1].owner, default=0) if len(starts) > 1 else 0
         for start in starts:
             first = min(start.owner, default=math.inf)
             self._owner = {step: page for step, page in self._owner.items() if step < first}
@@ -176,12 +174,7 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
             f"expected a log directory or a file in it, got {str(path)!r}, which does not exist; check it"
         )
     files = [file for file in _files(path) if path.is_file() or _is_ours(file)]
-    sessions: list[Session] = []
-    skipped = 0
-    for file in reversed(files):  # drafts first: what goes from them into the file proper meanwhile is read there
-        found, damaged = _read(file)
-        sessions = [*found, *sessions]
-        skipped += damaged
+    sessions, skipped = _all_sessions(files)
     if not sessions and not any(_named_as_ours(file) for file in files):
         raise StorageError(_nothing_there(path))
     starts = _starts(sessions)
@@ -212,6 +205,43 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
     )
 
 
+def left_open(logdir: str | os.PathLike[str], info: RunInfo, before: int) -> tuple[Issue, ...]:
+    """Return the issues that earlier sessions of a run left open.
+
+    Args:
+        logdir: The log directory of the run.
+        info: The session that continues them.
+        before: Its first step.
+
+    Raises:
+        StorageError: A file was written by a newer version of this package, or cannot be read.
+    """
+    sessions, _ = _all_sessions([file for file in _files(Path(logdir)) if _is_ours(file)])
+    starts = [each for each in _starts(sessions) if each.rank == info.rank and each.name != info.session and each.owner]
+    if not starts:
+        return ()
+    run = _runs(max(_histories(starts), key=lambda history: history[-1].ended))[-1]
+    firsts = [min(start.owner) for start in run]
+    known = {identity(start.info) for start in run} | {identity(info)}
+    if firsts[0] >= before or len(known - {None}) > 1:
+        return ()
+    last: dict[tuple[str, str], Issue] = {}
+    for start, cut in zip(run, [*firsts[1:], before], strict=True):
+        last |= {(str(issue.issue_type), issue.layer): issue for step, issue in start.issues if step < min(cut, before)}
+    return tuple(issue for issue in last.values() if issue.open)
+
+
+def _all_sessions(files: Sequence[Path]) -> tuple[list[Session], int]:
+    """Index files; return the sessions in them, and how many damaged frames and lines were skipped."""
+    sessions: list[Session] = []
+    skipped = 0
+    for file in reversed(files):  # drafts first: what goes from them into the file proper meanwhile is read there
+        found, damaged = _read(file)
+        sessions = [*found, *sessions]
+        skipped += damaged
+    return sessions, skipped
+
+
 def _gaps(starts: Sequence[_Start]) -> Iterator[Gap]:
     """Yield what the sessions of a run say is missing, and what lies between two of them."""
     for place, start in enumerate(starts):
@@ -225,7 +255,7 @@ def _gaps(starts: Sequence[_Start]) -> Iterator[Gap]:
         yield from own
 
 
-def _read(file: Path) -> tuple[Sequence[EventSession | LineSession], int]:
+def _read(file: Path) -> tuple[Sequence[Session], int]:
     if file.suffix == ".jsonl":
         return read_lines(file)
     return read_draft(file) if file.suffix == DRAFTS else read_events(file)

@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from gradflow_export.records.step_record import Issue
+from gradflow_export.records.verdict import Verdict
 from gradflow_export.writers.gain_advice import gain_advice
 from gradflow_export.writers.gain_book import NORM, Flags, Floats, GainMap, Profile, extremeness
 
@@ -28,7 +29,7 @@ _STYLE = """
 --red:#ff7b63;--blue:#5aa9ff;--bar:#7fa6de;--bad:#ff8a80;--good:#7bd49a}}
 body{margin:0;padding:14px;background:var(--bg);color:var(--fg);font:13px/1.45 system-ui,sans-serif}
 h1{font-size:16px;margin:0 0 2px}h2{font-size:13px;margin:14px 0 4px}p{margin:0 0 6px;color:var(--soft)}
-.bad{color:var(--bad)}.good{color:var(--good)}.figures{display:flex;flex-wrap:wrap;gap:0 28px}
+.bad,.warn{color:var(--bad)}.good{color:var(--good)}.figures{display:flex;flex-wrap:wrap;gap:0 28px}
 section p{max-width:670px}svg{display:block;max-width:100%;height:auto}
 text{fill:var(--fg);font:11px system-ui,sans-serif}.soft{fill:var(--soft)}
 .none{fill:var(--none)}.r{fill:var(--red)}.b{fill:var(--blue)}.bar{fill:var(--bar)}.over{fill:transparent}
@@ -96,7 +97,14 @@ class Rows:
 
 
 def gain_report(
-    gains: GainMap | None, norms: Profile | None, issues: Sequence[Issue], *, step: int, found: int, model: str = ""
+    gains: GainMap | None,
+    norms: Profile | None,
+    issues: Sequence[Issue],
+    verdict: Verdict,
+    *,
+    step: int,
+    found: int,
+    model: str = "",
 ) -> str:
     """Return the report as one HTML page: no scripts, nothing loaded, light and dark.
 
@@ -104,12 +112,16 @@ def gain_report(
         gains: The gains so far; ``None`` where no blocks are watched.
         norms: The newest gradient norms by depth.
         issues: What is open, worst first.
+        verdict: On the run so far.
         step: The newest step.
         found: How many issues were found so far, healed ones included.
         model: Name of the model.
     """
     what = f" of {escape(_short(printable(model), 60))}" if model else ""
-    body = [f"<h1>{_verdict(issues)}</h1>", f"<p>Gain report{what} at step {step}; {_healed(found, len(issues))}</p>"]
+    body = [
+        f"<h1><span class={verdict.tone}>{escape(_short(printable(str(verdict)), 160, start=True))}</span></h1>",
+        f"<p>Gain report{what} at step {step}; {_healed(found, len(issues))}</p>",
+    ]
     body += ["<div class=figures>", _map_figure(gains), _norm_figure(norms), "</div>", _advice(gains)]
     body.append(_issue_table(issues))
     # The policy is a second fence behind the escaping: whatever a layer is called, no script of this page ever runs.
@@ -123,15 +135,6 @@ def gain_report(
 def printable(text: str) -> str:
     """Replace what cannot be shown or encoded: control characters, changes of direction, lone surrogates."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
-
-
-def _verdict(issues: Sequence[Issue]) -> str:
-    if not issues:
-        return "<span class=good>Healthy: no issue is open</span>"
-    first = issues[0]
-    where = escape(_short(printable(first.layer) or "the whole model", 60))
-    more = f", and {len(issues) - 1} more" if len(issues) > 1 else ""
-    return f"<span class=bad>{first.issue_type.value} in {where} since step {first.step}{more}</span>"
 
 
 def _healed(found: int, still: int) -> str:

@@ -15,12 +15,14 @@ from gradflow_export.records.catalog import CATALOG, MetricSpec, spec
 from gradflow_export.records.causes import with_causes
 from gradflow_export.records.retired import RETIRED
 from gradflow_export.records.step_record import Issue, Severity, issue_from_json
+from gradflow_export.records.verdict import JUDGED
 from tensorboard_plugin_gradflow.derived import DERIVED, stored_name
 from tensorboard_plugin_gradflow.errors import RequestError
-from tensorboard_plugin_gradflow.headline import headline
+from tensorboard_plugin_gradflow.headline import READ, Known, both_ends, loss_course, lost_steps
 from tensorboard_plugin_gradflow.howto import how_to_read
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session, folder_of, started
 from tensorboard_plugin_gradflow.metadata import FORMAT
+from tensorboard_plugin_gradflow.said import Findings, findings
 from tensorboard_plugin_gradflow.sound import is_issue, is_names, is_number, is_whole
 from tensorboard_plugin_gradflow.source import Source, Tables
 
@@ -109,12 +111,35 @@ def run_meta(source: Source, run: str) -> dict[str, Any]:
     for name, (first, last, sites) in sorted(_metrics(index, tables).items()):
         item = asdict(describe(name, sites)) | {"first": first, "last": last, "sites": sites, "phases": phases[name]}
         metrics.append(item)
-    held = {metric: _run_level(index, tables, metric) for metric in ("loss", "runtime.dropped")}
-    return (
-        about(source, index)
-        | {"v": FORMAT, "sessions": sessions, "phases": list(index.phases), "metrics": metrics}
-        | headline(source, index, held["loss"], held["runtime.dropped"])
-    )
+    found = findings_of(source, index, all_issues(source, index), tables)
+    base = about(source, index)
+    return base | {
+        "v": FORMAT, "sessions": sessions, "phases": list(index.phases), "metrics": metrics,
+        "loss": both_ends(found.course), "lost": sum(found.lost), "said": found.said(base["state"]),
+    }  # fmt: skip
+
+
+def findings_of(
+    source: Source,
+    index: RunIndex,
+    issues: Iterable[Mapping[str, Any]],
+    tables: Tables | None = None,
+    read: Known = READ,
+) -> Findings:
+    """Return what the verdict on a run is made of.
+
+    Args:
+        source: Where to read.
+        index: The run.
+        issues: All of its issues.
+        tables: Its site tables, at least those of run-level metrics; ``None`` to read these.
+        read: What was read of the loss already, by tag.
+    """
+    tables = _run_tables(source, index) if tables is None else tables
+    course = loss_course(source, index, _run_level(index, tables, "loss"), read)
+    course.judged = any(_run_level(index, tables, name) for name in JUDGED)
+    lost = lost_steps(source, index, _run_level(index, tables, "runtime.dropped"))
+    return findings(source, index, issues, course, lost)
 
 
 def known_of(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,19 +176,22 @@ def all_issues(source: Source, index: RunIndex) -> list[dict[str, Any]]:
     """Return every issue of one run, open ones first, the worst first.
 
     An issue is one thing however often it was written; its last word counts. An issue that was open when its session
-    ended and another session followed is ``"ended"``: nothing looked at it any more. ``explained_by`` is type, layer
-    and step of the issue whose consequence it is, or ``None``.
+    ended and another session followed is ``"ended"``, unless that one reports the same type and layer: then it goes
+    on. ``explained_by`` is type, layer and step of the issue whose consequence it is, or ``None``.
 
     Args:
         source: Where to read.
         index: The run.
     """
     found: dict[tuple[str, str, int], dict[str, Any]] = {}
+    same: dict[tuple[str, str, int], tuple[str, str, int]] = {}
     for number, session in enumerate(index.sessions):
+        left = {key[:2]: key for key, issue in found.items() if issue.get("healed_step") is None}
         for step, issue in source.read_items(index.run, session.of_kind("issues"), is_issue):
             if step < session.cut:
-                key = issue["issue_type"], issue["layer"], issue["step"]
-                found[key] = {**issue, "seen": step, "state": _state(issue, number, index)}
+                own = issue["issue_type"], issue["layer"], issue["step"]
+                same.setdefault(own, left.pop(own[:2], own) if own not in found else own)
+                found[same[own]] = {**issue, "step": same[own][2], "seen": step, "state": _state(issue, number, index)}
     return sorted(_explained(found.values()), key=_worst_first)
 
 
@@ -338,7 +366,7 @@ def _state(issue: Mapping[str, Any], number: int, index: RunIndex) -> str:
     return "open" if number == len(index.sessions) - 1 else "ended"
 
 
-def _worst_first(issue: Mapping[str, Any]) -> tuple[bool, int, int, str]:
+def _worst_first(issue: Mapping[str, Any]) -> tuple[bool, int, int]:
     known = issue["severity"] in Severity.__members__
     severity = int(Severity[issue["severity"]]) if known else 0
-    return issue["state"] != "open", -severity, int(issue["step"]), str(issue["layer"])
+    return issue["state"] != "open", -severity, int(issue["step"])

@@ -1,60 +1,52 @@
-"""What stands beside the verdict: the first and the last loss, and how many steps were lost."""
+"""What the verdict reads: the first and the last loss, and how many steps were lost."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records.statistics import ENDS, Ends
+from gradflow_export.records.statistics import ENDS
 from gradflow_export.records.step_record import Gap
+from gradflow_export.records.verdict import Course
 from gradflow_export.storage.continued import RECENT, between
 from gradflow_export.storage.event_chunks import ABSENT_BITS, MISSING_BITS
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session
 from tensorboard_plugin_gradflow.source import Source
 
-Pairs = Iterable[tuple[Session, Chunk]]
 Steps = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Known = Mapping[str, tuple[Steps, Floats]]
-_NOTHING: Known = MappingProxyType({})
+READ: Known = MappingProxyType({})
+"""Nothing was read yet."""
 _RECENT_CHUNKS = RECENT + 1  # one row each at least
 
 
-def headline(source: Source, index: RunIndex, losses: Pairs, dropped: Pairs) -> dict[str, Any]:
-    """Return the first and the last loss, as ``gradflow report`` tells them, and the steps that were lost.
-
-    Args:
-        source: Where to read.
-        index: The run.
-        losses: The chunks that hold the loss, oldest first.
-        dropped: Those that hold ``runtime.dropped``, which begins at 0 in each session.
-    """
-    return {"loss": loss_ends(source, index, list(losses)), "lost": _lost(source, index, list(dropped))}
-
-
-def loss_ends(
-    source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]], known: Known = _NOTHING
-) -> dict[str, float] | None:
-    """Return the first and the last loss; as many chunks are read from either end as it takes.
+def loss_course(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]], known: Known = READ) -> Course:
+    """Return how the loss went, as ``gradflow report`` tells it; as many chunks are read from either end as it takes.
 
     Args:
         source: Where to read.
         index: The run.
         pairs: The chunks that hold the loss, oldest first.
         known: What was read of some of them already, by tag.
+
+    Returns:
+        The first and the last loss, and the last reading; nothing else is set.
     """
+    course = Course()
 
     def losses(session: Session, chunk: Chunk) -> list[float]:
-        values = (known.get(chunk.tag) or readings(source, index, session, chunk, "loss"))[1]
+        steps, values = known.get(chunk.tag) or readings(source, index, session, chunk, "loss")
+        if len(steps) and steps[-1] >= course.loss_read:
+            course.loss_read, course.last_loss = int(steps[-1]), float(values[-1])
         return [float(value) for value in values[np.isfinite(values)]]
 
-    ends, enough = Ends(), 2 * ENDS
+    enough = 2 * ENDS
     found: list[float] = []
     rest = deque(pairs)
     while rest and len(found) < enough:
@@ -65,19 +57,36 @@ def loss_ends(
     found += tail
     # Those between the ends do not count.
     for value in found if len(found) <= 2 * enough else found[:enough] + found[-enough:]:
-        ends.add(value)
-    return None if ends.values is None else dict(zip(("first", "last"), ends.values, strict=True))
+        course.ends.add(value)
+    course.judged = bool(course.loss_read)
+    return course
 
 
-def _lost(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]]) -> int:
-    """Add up what was lost in each session: steps without a record, and records that could not be written."""
+def both_ends(course: Course) -> dict[str, float] | None:
+    """Return the first and the last loss by name.
+
+    Args:
+        course: How the loss went.
+    """
+    return None if course.loss is None else dict(zip(("first", "last"), course.loss, strict=True))
+
+
+def lost_steps(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]]) -> tuple[int, int]:
+    """Add up what was lost in each session: steps without a record, and records that could not be written.
+
+    Args:
+        source: Where to read.
+        index: The run.
+        pairs: The chunks that hold ``runtime.dropped``, which begins at 0 in each session.
+    """
     newest = {session.name: (session, chunk) for session, chunk in pairs}
     ends = (readings(source, index, *pair, "runtime.dropped")[1] for pair in newest.values())
-    total = sum(float(values.max()) for values in ends if len(values) and np.isfinite(values).all())
+    dropped = sum(float(values.max()) for values in ends if len(values) and np.isfinite(values).all())
+    unwritten = sum(gap.steps for gap in gaps_between(source, index))
     for session in index.sessions:
         for _, gap in source.read_json(index.run, session.of_kind("gap")):
-            total += gap["steps"] if gap["first"] < session.cut else 0
-    return int(total) + sum(gap.steps for gap in gaps_between(source, index))
+            unwritten += gap["steps"] if gap["first"] < session.cut else 0
+    return int(dropped), unwritten
 
 
 def gaps_between(source: Source, index: RunIndex) -> list[Gap]:

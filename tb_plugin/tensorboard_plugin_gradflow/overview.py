@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from tensorboard_plugin_gradflow.cache import Remembered
-from tensorboard_plugin_gradflow.data import about, all_issues, model_of, run_level
-from tensorboard_plugin_gradflow.headline import Floats, Steps, every_step, loss_ends, readings
+from tensorboard_plugin_gradflow.data import about, all_issues, findings_of, model_of, run_level
+from tensorboard_plugin_gradflow.headline import Floats, Steps, both_ends, every_step, readings
 from tensorboard_plugin_gradflow.hyperparameters import Hyperparameters
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session
 from tensorboard_plugin_gradflow.metadata import FORMAT
+from tensorboard_plugin_gradflow.said import Findings, player_chunks, tables_of
 from tensorboard_plugin_gradflow.series import one_phase
 from tensorboard_plugin_gradflow.sound import as_number
 from tensorboard_plugin_gradflow.source import Source
@@ -60,17 +61,23 @@ def overview(
         drawn = {run: _some(_of_training(pairs), chunks) for run, pairs in losses.items()}
         source.read_together({index.run: list(_with_clocks(drawn[index.run])) for index in part})
         for index in part:
-            kept.put((index.run, index.version), _outcome(source, index, losses[index.run], drawn[index.run]))
+            kept.put((index.run, index.version), _outcome(source, index, drawn[index.run]))
     given = Hyperparameters(source.list_others("hparams"), logdir)
     found = [kept.get((index.run, index.version)) for index in shown]
     rows = [
-        about(source, index) | (_unknown() if outcome is None else outcome) | given.of(index.run)
-        for index, outcome in zip(shown, found, strict=True)
+        _row(about(source, index), outcome) | given.of(index.run) for index, outcome in zip(shown, found, strict=True)
     ]
     return {"v": FORMAT, "total": len(indexes), "pending": found.count(None), "runs": rows}
 
 
-def _outcome(source: Source, index: RunIndex, losses: Pairs, drawn: Pairs) -> dict[str, Any]:
+def _row(base: dict[str, Any], outcome: tuple[Findings, dict[str, Any]] | None) -> dict[str, Any]:
+    if outcome is None:
+        return base | _unknown()
+    found, more = outcome
+    return base | more | {"said": found.said(base["state"])}
+
+
+def _outcome(source: Source, index: RunIndex, drawn: Pairs) -> tuple[Findings, dict[str, Any]]:
     """Return what does not change while a run's version stays; of the losses some are drawn."""
     issues = all_issues(source, index)
     states = [issue["state"] for issue in issues if issue["severity"] != "INFO"]
@@ -83,19 +90,20 @@ def _outcome(source: Source, index: RunIndex, losses: Pairs, drawn: Pairs) -> di
     worst = problems[0] if problems else None
     named = ("issue_type", "severity", "layer", "step")
     read = {chunk.tag: readings(source, index, session, chunk, "loss") for session, chunk in drawn}
-    return {
+    found = findings_of(source, index, issues, read=read)
+    return found, {
         **model_of(source, index),
         "issues": {state: states.count(state) for state in ("open", "healed", "ended")},
         "problems": len(problems),
         "verdict": None if worst is None else {name: worst[name] for name in named},
-        "loss": loss_ends(source, index, losses, read),
+        "loss": both_ends(found.course),
         "trend": _trend([part for part in read.values() if len(part[0])]),
     }
 
 
 def _unknown() -> dict[str, Any]:
     """Return what is said of a run that was not looked at yet."""
-    nothing = dict.fromkeys(("model", "parameters", "verdict", "loss"))
+    nothing = dict.fromkeys(("model", "parameters", "verdict", "loss", "said"))
     return {"pending": True, "issues": {"open": 0, "healed": 0, "ended": 0}, "problems": 0, "trend": [], **nothing}
 
 
@@ -103,8 +111,11 @@ def _told_by(index: RunIndex) -> Iterator[Chunk]:
     """Yield what says which tensors hold the loss, and what was found."""
     for session in index.sessions:
         yield from session.of_kind("issues")
+        yield from session.of_kind("gap")
         tables = {chunk.content["sites"] for chunk in session.of_metric("run")}
         yield from (chunk for chunk in session.of_kind("sites") if int(chunk.parts.part) in tables)
+    for session, chunk in player_chunks(index):
+        yield from (chunk, *tables_of(session, chunk))
     for session in index.sessions[-1:]:
         yield from session.of_kind("meta")
 

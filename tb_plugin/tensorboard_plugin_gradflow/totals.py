@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-import numpy as np
-
 from gradflow_export.records.step_record import IssueType
 from tensorboard_plugin_gradflow.data import all_issues
 from tensorboard_plugin_gradflow.index import RunIndex
 from tensorboard_plugin_gradflow.metadata import FORMAT
+from tensorboard_plugin_gradflow.said import recorded_steps
 from tensorboard_plugin_gradflow.source import Source
 
 _LOSS = frozenset({IssueType.LOSS_SPIKE.value, IssueType.STAGNATION.value})
@@ -29,7 +28,7 @@ def training_summary(source: Source, run: str | None = None) -> dict[str, Any]:
     index = _chosen(source, run)
     if index is None:
         return {"v": FORMAT, "run": None} | _rates(0, [])
-    return {"v": FORMAT, "run": index.run} | _rates(_recorded_steps(source, index), _problems(source, index))
+    return {"v": FORMAT, "run": index.run} | _rates(recorded_steps(source, index), _problems(source, index))
 
 
 def summary(source: Source, run: str | None = None) -> dict[str, Any]:
@@ -42,7 +41,7 @@ def summary(source: Source, run: str | None = None) -> dict[str, Any]:
     index = _chosen(source, run)
     issues = [] if index is None else all_issues(source, index)
     problems = [issue for issue in issues if issue["severity"] != "INFO"]
-    steps = 0 if index is None else _recorded_steps(source, index)
+    steps = 0 if index is None else recorded_steps(source, index)
     rates = _rates(steps, problems)
     by_type = {kind.value: sum(issue["issue_type"] == kind.value for issue in problems) for kind in IssueType}
     training = [issue for issue in problems if issue["issue_type"] not in _MEMORY]
@@ -70,19 +69,6 @@ def _chosen(source: Source, run: str | None) -> RunIndex | None:
 
 def _problems(source: Source, index: RunIndex) -> list[dict[str, Any]]:
     return [issue for issue in all_issues(source, index) if issue["severity"] != "INFO"]
-
-
-def _recorded_steps(source: Source, index: RunIndex) -> int:
-    """Return how many different steps were recorded and still count."""
-    steps: set[int] = set()
-    for session in index.sessions:
-        clocks = [
-            chunk for chunk in session.of_kind("clock") if chunk.parts.name == "steps" and chunk.key.endswith("-0")
-        ]
-        for _, stored in source.read(index.run, clocks):
-            if isinstance(stored, np.ndarray):
-                steps.update(int(step) for step in stored.tolist() if step < session.cut)
-    return len(steps)
 
 
 def _rates(steps: int, problems: list[dict[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from gradflow_export.records.step_record import Issue, IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.verdict import Verdict
 from gradflow_export.writers.gain_book import GainBook
 from gradflow_export.writers.gain_report import gain_report
 
@@ -31,7 +32,8 @@ def report():
         readings = Reading.of("block.gain", NAMES, gains), Reading.of("block.gradient_norm", NAMES, norms)
         book.add(StepRecord(step, 1e9 + step, readings))
     issue = Issue(IssueType.EXPLODING, Severity.HIGH, NAMES[2], 99, 38.0, 2.0, "", "Clip.", (NAMES[2],), None)
-    return gain_report(book.map, book.norms, [issue], step=200, found=1, model="Net")
+    said = Verdict("bad", "1 problem", f"EXPLODING in {NAMES[2]} since step 99")
+    return gain_report(book.map, book.norms, [issue], said, step=200, found=1, model="Net")
 
 
 @pytest.fixture(params=["light", "dark"])

@@ -23,7 +23,7 @@ def test_the_tab_shows_the_verdict_and_the_issues_that_were_written(address, ope
     expect(frame.locator("[data-part=run] option")).to_have_count(7)
     verdict = frame.locator("[data-part=verdict]")
     expect(verdict.locator("h1")).to_have_text("1 problem")
-    expect(verdict).to_contain_text("EXPLODING in transformer.h.7.mlp since step 1\u202f320")
+    expect(verdict).to_contain_text("EXPLODING in transformer.h.7.mlp since step 1320")
     explosion, dead, healed = logs.sick_issues(2400)
     assert texts(frame, "open") == [(str(item.issue_type), item.layer, item.message) for item in (explosion, dead)]
     assert texts(frame, "past") == [(str(healed.issue_type), healed.layer, healed.message)]

@@ -12,15 +12,15 @@ from gradflow_export.writers.tensorboard import TensorBoardWriter
 SITES = ("h.0", "h.1", "h.2")
 
 
-def sparse_records(logs, steps=60, found=37, every=5):
+def sparse_records(logs, steps=60, found=37, every=5, fall=0.0):
     """Return records of a loss at every step, of gains at every fifth, and of a rank at the first four.
 
-    From the step ``found`` on all is NaN, which an issue says.
+    From the step ``found`` on all is NaN, which an issue says. The loss falls by ``fall`` at each step.
     """
     records = []
     for step in range(1, steps + 1):
         value = math.nan if step >= found else 1.0
-        readings = [Reading.run("loss", value)]
+        readings = [Reading.run("loss", value - fall * step)]
         if step % every == 0:
             readings += [Reading.of(f"block.{name}", SITES, [value] * 3) for name in ("gain", "gradient_norm")]
         if step <= 4:
@@ -46,7 +46,7 @@ def sparse(tmp_path_factory, logs, versions_in, tensorboard):
     """The address of a TensorBoard over runs whose layers are read at some steps only."""
     root = tmp_path_factory.mktemp("sparse")
     logs.write_run(root / "nan", sparse_records(logs))
-    logs.write_run(root / "healthy", sparse_records(logs, steps=58, found=99))
+    logs.write_run(root / "healthy", sparse_records(logs, steps=58, found=99, fall=0.01))
     logs.write_run(root / "late", sparse_records(logs, steps=39))
     logs.write_run(root / "dead", dead_records(logs))
     logs.write_run(root / "empty", [])
@@ -170,7 +170,7 @@ def test_a_run_that_was_killed_is_not_called_live_or_healthy_to_the_end(sparse, 
 def test_a_run_that_was_closed_without_a_step_says_so(sparse, open_panel):
     """It is not open, and nothing of it is healthy."""
     page, _ = open_panel(sparse, at("empty"))
-    expect(page.locator("[data-part=verdict]")).to_contain_text("The run was closed before its first step.")
+    expect(page.locator("[data-part=verdict]")).to_contain_text("The run was closed before its first step")
 
 
 def test_the_list_of_runs_hides_no_session_and_names_those_of_one_folder(sparse, open_panel):
@@ -183,8 +183,8 @@ def test_the_list_of_runs_hides_no_session_and_names_those_of_one_folder(sparse,
     again = rows.filter(has_text="again: began")
     expect(again).to_have_count(2)
     expect(again.filter(has_text="NUMERICAL")).to_have_count(1)
-    expect(rows.filter(has_text="killed")).to_contain_text("not closed")
-    expect(rows.filter(has_text="empty").locator(".more")).to_have_text("no step recorded")
+    expect(rows.filter(has_text="killed")).to_contain_text("Healthy as far as recorded")
+    expect(rows.filter(has_text="empty").locator(".more")).to_have_text("No step recorded")
     healthy = page.get_by_role("button", name="healthy", exact=True)
     expect(rows.filter(has=healthy).locator(".ok")).to_have_text("Healthy")
     page.get_by_role("button", name="again: began").first.click()
@@ -206,7 +206,7 @@ def test_two_runs_side_by_side_have_a_verdict_each(sparse, open_panel):
     """A healthy run beside a dead one is not all that is said; a difference counts the layers without a partner."""
     page, _ = open_panel(sparse, at("healthy", other="dead"))
     other = page.locator("[data-part=verdict-other]")
-    expect(other).to_contain_text("dead: 1 problem. DEAD in h.1.act since step 3")
+    expect(other).to_contain_text("dead: 1 problem: DEAD in h.1.act since step 3")
     expect(other).to_have_class(re.compile("tone-bad"))
     page, _ = open_panel(sparse, at("long", other="healthy", mode="difference", metric="block.gain"))
     expect(page.locator(".layers").first).to_contain_text("healthy has no layer of the same name")

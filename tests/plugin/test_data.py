@@ -14,10 +14,12 @@ from gradflow_export.schedule import INTERVALS
 from gradflow_export.storage.reader import read_run
 from gradflow_export.writers import TensorBoardWriter
 from tensorboard_plugin_gradflow import standalone
+from tensorboard_plugin_gradflow.cache import Remembered
 from tensorboard_plugin_gradflow.data import catalog, list_runs, run_issues, run_meta
 from tensorboard_plugin_gradflow.errors import RequestError
 from tensorboard_plugin_gradflow.howto import how_to_read
 from tensorboard_plugin_gradflow.moment import read_moment
+from tensorboard_plugin_gradflow.overview import overview
 from tensorboard_plugin_gradflow.story import time_axis
 
 
@@ -215,6 +217,74 @@ def test_first_and_last_loss_are_those_of_the_command_line(tmp_path, logs, open_
     found = run_meta(open_source(tmp_path), "a")["loss"]
     assert found == (None if expected is None else {"first": expected[0], "last": expected[1]})
     assert (expected is None) == (steps < 10)
+
+
+def told(source, run):
+    """Return what the panel says of a run on one line."""
+    said = run_meta(source, run)["said"]
+    return said["tone"], ": ".join(filter(None, (said["headline"], said["detail"])))
+
+
+@pytest.mark.parametrize("rows", [3, 64])
+def test_the_verdict_is_that_of_the_command_line(tmp_path, logs, open_source, rows):
+    """Panel and list of runs say what ``gradflow report`` says, in the same words, whatever became of the run."""
+    kinds = [logs.issue(IssueType(kind), Severity.MEDIUM, layer) for kind in ("DEAD", "EVAL_RANDOM") for layer in "abc"]
+
+    def losses(values, first=1):
+        return [StepRecord(s, logs.EPOCH + s, (Reading.run("loss", v),)) for s, v in enumerate(values, start=first)]
+
+    def rivals(one, other):
+        return [
+            StepRecord(s, logs.EPOCH + s, (Reading.run("loss", 3.0), Reading.of("optimizer.loss", ("g", "d"), pair)))
+            for s, pair in enumerate([(one, other)] * 12, start=1)
+        ]
+
+    runs = {
+        "fell": (losses([2.0, 1.0] * 6 + [0.5] * 6), "good", "healthy: "),
+        "flat": (losses([1.0] * 12), "warn", "the loss has not fallen: "),
+        "hardly": (losses([1.0] * 6 + [0.99] * 6), "warn", "the loss hardly fell: "),
+        "nan": (losses([2.0] * 6 + [1.0] * 6 + [math.nan]), "bad", "the loss is NaN: "),
+        "rivals": (rivals(1.0, 2.0), "good", "healthy: "),
+        "shared": (rivals(3.0, 3.0), "warn", "the loss has not fallen: "),
+        "lost": (lossy_records(logs, 1, 40, lost=3.0), "warn", "healthy as far as recorded: "),
+        "mild": ([*losses([1.0] * 9), issue_record(logs, 10, *kinds)], "warn", "6 problems: "),
+        "grave": (
+            [*losses([1.0] * 9), issue_record(logs, 10, logs.issue(), logs.issue(healed=9, layer="z"))],
+            "bad",
+            "1 ",
+        ),
+        "blind": ([StepRecord(1, logs.EPOCH, (Reading.run("learning_rate", 1.0),))], "none", "no verdict: "),
+        "note": (
+            [*losses([2.0] * 6 + [1.0] * 6), issue_record(logs, 13, logs.issue(severity=Severity.INFO))],
+            "good",
+            "h",
+        ),
+    }
+    for name, (records, *_) in runs.items():
+        logs.write_run(tmp_path / name, records, rows=rows)
+    source = open_source(tmp_path)
+    listed = {row["run"]: row["said"] for row in overview(source, Remembered(), tmp_path)["runs"]}
+    for name, (_, tone, words) in runs.items():
+        got, line = told(source, name)
+        assert (got, line) == (tone, summarise(read_run(tmp_path / name)).verdict), name
+        assert line.startswith(words), line
+        assert listed[name] == run_meta(source, name)["said"]
+
+
+def test_the_verdict_on_a_resumed_run_names_what_was_left_open(tmp_path, logs, open_source):
+    """Once the later session reports it too, it is one issue since its first step."""
+    logs.write_run(tmp_path / "a", [*logs.plain_records(range(1, 9)), issue_record(logs, 9, logs.issue())])
+    logs.write_run(tmp_path / "a", logs.plain_records(range(10, 30)), start=60)
+    source = open_source(tmp_path)
+    tone, line = told(source, "a")
+    assert (tone, line) == ("warn", summarise(read_run(tmp_path / "a")).verdict)
+    assert line.startswith("1 problem left open by an earlier session: EXPLODING in a since step 3; no other open")
+    again = [*logs.plain_records(range(30, 40)), issue_record(logs, 40, logs.issue(step=33))]
+    logs.write_run(tmp_path / "a", again, start=120)
+    source = open_source(tmp_path)
+    assert told(source, "a") == ("bad", "1 problem: EXPLODING in a since step 3")
+    assert summarise(read_run(tmp_path / "a")).verdict == told(source, "a")[1]
+    assert [(each["step"], each["state"]) for each in run_issues(source, "a")["issues"]] == [(3, "open")]
 
 
 def test_lost_steps_are_added_up_over_sessions(tmp_path, logs, open_source):

@@ -101,7 +101,7 @@ def test_text_names_layer_step_and_advice(tmp_path, capsys):
     assert "value    1e-06, threshold 0.0001" in out
     assert "layers   blocks.3, blocks.2" in out
     assert "fix      Look at blocks.3." in out
-    assert out.index("NUMERICAL") < out.index("VANISHING")
+    assert out.index("NUMERICAL") < out.index("VANISHING") < out.index("  metric ")
 
 
 @pytest.mark.parametrize("kind", [JsonlWriter, TensorBoardWriter])
@@ -121,12 +121,25 @@ def test_a_run_that_was_not_closed_says_so_first(kind, tmp_path, capsys):
 
 
 def test_every_run_below_a_folder_is_reported(tmp_path, capsys):
-    """A folder of runs gives one report per run; a healthy one says that it has no issue."""
-    write(tmp_path / "a", [1.0])
+    """A folder of runs gives one line per run, those with problems first; in full each has its own report."""
+    write(tmp_path / "a", [4.0] * 5 + [1.0] * 5)
     write(tmp_path / "deep" / "b", [math.inf])
+    write(tmp_path / "flat", [1.0] * 10)
+    write(tmp_path / "sick", [4.0, 2.0, 3.0], {2: [SICK]})
+    write(tmp_path / "worse", [4.0, 2.0, 3.0], {2: [SICK], 3: [BROKEN]})
     code, out, _ = report(capsys, tmp_path)
     assert code == 0
-    assert out.count("healthy: no open problem in 1 recorded step") == 2
+    head, *lines = out.splitlines()
+    assert head.startswith(f"5 runs in {tmp_path}, 4 to look at. One in full: gradflow report {tmp_path}/NAME; ")
+    assert [line.split()[0] for line in lines] == ["worse", "sick", "deep/b", "flat", "a"]
+    assert lines[1:] == [
+        "  sick    [HIGH] 1 problem: VANISHING in blocks.3 since step 2. Fix: Look at blocks.3",
+        "  deep/b  the loss is Inf: no open problem in 1 recorded step",
+        "  flat    the loss has not fallen: from 1 to 1; no open problem in 10 recorded steps",
+        "  a       healthy: no open problem in 10 recorded steps; the loss fell from 4 to 1",
+    ]
+    _, out, _ = report(capsys, tmp_path, "--details")
+    assert sum("recorded" in line and line.startswith("  steps ") for line in out.splitlines()) == 5
     assert "(1 NaN or Inf)" in out
 
 
@@ -152,7 +165,7 @@ def test_a_wrong_command_ends_with_2(capsys):
 
 @pytest.mark.parametrize("kind", [TensorBoardWriter, JsonlWriter])
 def test_sessions_that_began_again_have_a_report_each(kind, tmp_path, capsys):
-    """A folder that was written to thrice from step 1 on has three reports; a session that was resumed is part of its run."""
+    """A folder that was written to thrice from step 1 on has three runs; a session that was resumed is part of its run."""
 
     def session(number, steps):
         writer = kind(tmp_path)
@@ -167,6 +180,9 @@ def test_sessions_that_began_again_have_a_report_each(kind, tmp_path, capsys):
     session(3, range(6, 8))  # goes on where the second ended
     session(4, range(1, 4))
     _, out, _ = report(capsys, tmp_path)
+    assert "steps 1 to 3, 3 recorded" in out, "the newest in full"
+    assert f"2 other runs in {tmp_path}, 0 to look at. In full: gradflow report {tmp_path} --details" in out
+    _, out, _ = report(capsys, tmp_path, "--details")
     spans = [line.strip().partition(",")[0] for line in out.splitlines() if line.startswith("  steps ")]
     assert spans == ["steps 1 to 9", "steps 1 to 7", "steps 1 to 3"]
     _, out, _ = report(capsys, tmp_path, "--json")

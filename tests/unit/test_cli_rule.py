@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gradflow_export import IssueType
 from gradflow_export.cli import main
 
@@ -18,6 +20,20 @@ def test_a_type_of_issue_prints_the_pages_of_its_checks(capsys):
     ):
         assert words in out
     assert "wrong-loss" not in out
+
+
+@pytest.mark.parametrize("name", [*map(str, IssueType), "wrong-loss", "vanishing"])
+def test_a_page_begins_with_what_is_wrong_and_ends_with_what_to_do(capsys, name):
+    """Two sentences first, then how it is measured, then the remedy."""
+    assert main(["rule", name]) == 0
+    out = capsys.readouterr().out
+    kind = IssueType(name) if name in IssueType.__members__ else IssueType(name.upper().replace("-", "_"))
+    _, opening, *_ = out.split("\n\n")
+    said, _, harm = " ".join(opening.split()).rpartition(f" {kind.harm}")
+    assert (said.lower(), harm) == (f"{kind.meaning}.".lower(), "")
+    assert kind.harm.endswith(".")
+    assert 0 < out.index(kind.harm.split()[0]) < out.index("How it is measured:") < out.rindex("What to do:")
+    assert " ".join(out.rpartition("What to do:")[2].split()) == kind.remedy
 
 
 def test_a_check_is_found_by_its_own_name_in_any_case(capsys):

@@ -33,10 +33,19 @@ def test_a_falling_loss_is_told_in_the_verdict():
 
 def test_a_loss_that_does_not_fall_is_told_too():
     """No open problem is not the same as learning, and such a run is not called healthy."""
-    assert summed([1.0] * 12).verdict == "no open problem in 12 recorded steps; the loss has not fallen: from 1 to 1"
+    assert summed([1.0] * 12).verdict == "the loss has not fallen: from 1 to 1; no open problem in 12 recorded steps"
     slow = [1.384] * 6 + [1.379] * 6
-    assert summed(slow).verdict == "no open problem in 12 recorded steps; the loss hardly fell: from 1.384 to 1.379"
+    assert summed(slow).verdict == "the loss hardly fell: from 1.384 to 1.379; no open problem in 12 recorded steps"
     assert summed([-loss for loss in reversed(slow)]).verdict.startswith("healthy"), "relative to what, below 0?"
+
+
+def test_a_loss_that_ends_without_a_number_is_not_healthy():
+    """Although no rule has reported it yet, and although the losses before it fell."""
+    verdict = summed([2.0] * 6 + [1.0] * 6 + [math.nan]).judged
+    assert (verdict.tone, verdict.headline, verdict.detail) == (
+        "bad", "the loss is NaN", "no open problem in 13 recorded steps",
+    )  # fmt: skip
+    assert summed([2.0] * 6 + [1.0] * 6 + [math.nan, 1.0]).judged.headline == "healthy"
 
 
 def test_a_cause_comes_before_what_it_explains():
@@ -69,7 +78,7 @@ def test_issues_that_come_and_go_are_forgotten_in_the_end():
     assert (len(summary.issues), summary.left_out) == (HEALED + 1, 5)
     assert summary.issues[0].layer == "open"
     assert {one.layer for one in summary.issues}.isdisjoint(f"layer {step}" for step in range(2, 7))
-    assert summary.as_text("run").endswith("  5 older healed issues are not listed")
+    assert "  5 older healed issues are not listed" in summary.as_text("run").splitlines()
     assert summary.as_dict()["issues_left_out"] == 5
     summary.add(StepRecord(HEALED + 7, 1.0, issues=(issue(Severity.LOW, "open", healed=9),)))
     assert f"({HEALED + 6} healed)" in summary.verdict
@@ -129,6 +138,27 @@ def test_a_run_without_a_loss_is_not_called_healthy_without_a_word():
     assert summary.verdict == "no verdict: neither loss nor gradients nor updates were read in 1 recorded step"
     summary.add(StepRecord(2, 1.0, (Reading.run("gradient.total_norm", 1.0),)))
     assert summary.verdict == "healthy: no open problem in 2 recorded steps; no loss was recorded"
+
+
+def test_what_an_earlier_session_left_open_is_no_problem_of_this_one():
+    """It is named as such, in the report of the folder and in that of the later session alone; reported again, it is one issue."""
+    early = issue(Severity.HIGH, "a")
+    report, later = summed([1.0] * 12, [early]), summed([4.0] * 6 + [1.0] * 6)
+    report.resumed = 13
+    for step, loss in enumerate([4.0] * 6 + [1.0] * 6, start=13):
+        report.add(StepRecord(step, float(step), (Reading.run("loss", loss),)))
+    later.earlier = (early,)
+    named = "1 problem left open by an earlier session: DEAD in a since step 3; no other open problem in"
+    assert report.verdict == f"{named} 24 recorded steps; the loss has not fallen from 1 to 1"
+    assert later.verdict == f"{named} 12 recorded steps; the loss fell from 4 to 1"
+    again = Issue(**{**vars(early), "step": 25})
+    for summary in (report, later):
+        summary.add(StepRecord(25, 25.0, issues=(again,)))
+    assert report.verdict == "1 problem: DEAD in a since step 3"
+    assert later.verdict == "1 problem: DEAD in a since step 25"
+    healed = Issue(**{**vars(again), "healed_step": 26})
+    report.add(StepRecord(26, 26.0, issues=(healed,)))
+    assert [(each.step, each.open) for each in report.issues] == [(3, False)]
 
 
 @pytest.mark.parametrize(("losses", "told"), [

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradflow_export.records.step_record import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.records.verdict import Course, Verdict, problem, verdict
 from gradflow_export.writers import WandbWriter
 from gradflow_export.writers.gain_book import GainBook
 from gradflow_export.writers.gain_report import MOST_ROWS, gain_report
@@ -38,7 +39,8 @@ def issue(layer="blocks.1", advice="Clip."):
 
 def page_of(book, issues=(), step=1):
     """The report on what a book holds."""
-    return gain_report(book.map, book.norms, list(issues), step=step, found=len(issues))
+    course, named = Course(steps=3, judged=True, stepped=True), [problem(i.issue_type, i.layer, i.step) for i in issues]
+    return gain_report(book.map, book.norms, list(issues), verdict(course, named), step=step, found=len(issues))
 
 
 class Elements(HTMLParser):
@@ -131,7 +133,7 @@ def test_the_report_says_what_is_wrong_and_what_to_do():
     assert "at step 7; 1 issue found so far, 1 open" in text
     assert all(part in text for part in ("HIGH", "38 (mark 2)", "Clip."))
     assert "blocks.1: gain 38 to 38, furthest from 1: 38 in step 7" in text
-    assert "Healthy: no issue is open" in " ".join(Elements(page_of(book)).text)
+    assert "healthy: no open problem in 3 recorded steps" in " ".join(Elements(page_of(book)).text)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -141,7 +143,9 @@ def test_a_hostile_name_is_only_text(name):
     plain.add(record(1, [1.0, 2.0], ("a", "b"), norms=[1.0, 2.0]))
     hostile.add(record(1, [1.0, 2.0], (name, "b"), norms=[1.0, 2.0]))
     pages = [
-        gain_report(book.map, book.norms, [issue(word, word)], step=1, found=1, model=word)
+        gain_report(
+            book.map, book.norms, [issue(word, word)], Verdict("bad", "1 problem", word), step=1, found=1, model=word
+        )
         for book, word in ((plain, "a"), (hostile, name))
     ]
     known, got = (Elements(page) for page in pages)
@@ -182,7 +186,7 @@ def test_what_a_module_cannot_show_is_left_out():
     """A module without pages and custom charts gets neither."""
     views = GainViews(SimpleNamespace())
     views.add(record(1, [1.0]))
-    assert views.views(SimpleNamespace(open=[], found=0), 1) == []
+    assert views.views(SimpleNamespace(open=[], found=0), Verdict("good", "healthy"), 1) == []
 
 
 def test_a_page_that_cannot_be_written_costs_nothing_else(begin, read, ours, said, monkeypatch):

@@ -88,7 +88,7 @@ def test_an_issue_is_told_once_and_kept_as_data(begin, make, read, ours):
     assert cells == [["fc", "NUMERICAL (CRITICAL)", 3.0, None, None, None, "steady", 10.0, ""]]
     columns, data = log.table(log.summary["gradflow/issues"])
     assert [row[columns.index("until step")] for row in data] == [6.0, None, None]
-    assert log.summary["gradflow/verdict"] == "NUMERICAL in fc"
+    assert log.summary["gradflow/verdict"] == "1 problem: NUMERICAL in fc since step 5"
     assert log.summary["gradflow/issues_found"] == 3
 
 

@@ -57,7 +57,7 @@ def test_everything_arrives(server, begin, make):
     assert len([name for name in kept if name.startswith(f"gradflow-{run.id}-")]) == 1
     assert [name for name in server.uploads if "health" in name and name.endswith("table.json")]
     assert [name for name in server.uploads if name.endswith(".parquet")]
-    assert summary["gradflow/verdict"] == "EXPLODING in fc"
+    assert summary["gradflow/verdict"] == "1 problem: EXPLODING in fc since step 3"
     assert '"Net"' in server.runs[run.id]["config"]
 
 

@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from gradflow_export.records.step_record import StepRecord
+from gradflow_export.records.verdict import Verdict
 from gradflow_export.writers.gain_book import GainBook, GainMap
 from gradflow_export.writers.gain_report import Rows, gain_report, printable
 from gradflow_export.writers.wandb.tables import Cell, IssueBook
@@ -38,11 +39,14 @@ class GainViews:
         """Take in one record."""
         self._book.add(record)
 
-    def views(self, issues: IssueBook, step: int, model: str = "") -> list[tuple[str, Callable[[], Any]]]:
+    def views(
+        self, issues: IssueBook, verdict: Verdict, step: int, model: str = ""
+    ) -> list[tuple[str, Callable[[], Any]]]:
         """Return ``gain_report`` and ``gain_chart_table``, each with a call that makes of it what can be logged.
 
         Args:
             issues: Every issue so far.
+            verdict: On the run so far.
             step: The newest step.
             model: Name of the model.
 
@@ -52,7 +56,8 @@ class GainViews:
         out: list[tuple[str, Callable[[], Any]]] = []
         gains, norms = self._book.map, self._book.norms
         if hasattr(self._module, "Html") and (gains is not None or norms is not None):
-            page = partial(gain_report, gains, norms, issues.open, step=step, found=issues.found, model=model)
+            shown = partial(gain_report, gains, norms, issues.open, verdict)
+            page = partial(shown, step=step, found=issues.found, model=model)
             out.append(("gain_report", lambda: self._module.Html(page(), inject=False)))
         if hasattr(self._module, "plot_table") and gains is not None:
             # The table that the chart of `gradflow dashboard` is drawn from: a chart itself would need a row.

@@ -44,6 +44,11 @@ class IssueBook:
         return new
 
     @property
+    def all(self) -> list[Issue]:
+        """Each as it stands now, in the order they were found."""
+        return list(self._issues.values())
+
+    @property
     def open(self) -> list[Issue]:
         """Those that are open, worst first."""
         return sorted((issue for issue in self._issues.values() if issue.open), key=lambda i: (-i.severity, i.step))

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any, final
 
 from gradflow_export.records.causes import groups
-from gradflow_export.records.step_record import RunInfo, StepRecord
+from gradflow_export.records.step_record import RunInfo, Severity, StepRecord
+from gradflow_export.records.verdict import Course, Verdict, problem, verdict
 from gradflow_export.writers.wandb.fold import Row
 from gradflow_export.writers.wandb.gains import GainViews
 from gradflow_export.writers.wandb.picks import RUN_KEYS
@@ -33,10 +34,11 @@ class Views:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._health, self.issues, self._gains = HealthBook(), IssueBook(), GainViews(module)
-        self._steps = RowQueue(MOST_STEPS)
+        self._steps, self._course = RowQueue(MOST_STEPS), Course()
 
     def add(self, record: StepRecord) -> bool:
         """Take in one record; return whether it has the first issue of the run."""
+        self._course.add(record)
         self._health.add(record)
         self._gains.add(record)
         values = {name: value for name in RUN_KEYS if (value := record.value(name)) is not None}
@@ -49,10 +51,18 @@ class Views:
     @property
     def verdict(self) -> Row:
         """What the run's summary says of the whole."""
-        still = self.issues.open
-        worst = groups(still)[0].head if still else None
-        said = "healthy" if worst is None else f"{worst.issue_type} in {worst.layer or 'the whole model'}"
-        return {"verdict": said, "issues_found": self.issues.found, "open_issues": len(still)}
+        found, still = self.issues.found, len(self.issues.open)
+        return {"verdict": str(self._judged()), "issues_found": found, "open_issues": still}
+
+    def _judged(self) -> Verdict:
+        every = groups(self.issues.all)
+        still = [group.head for group in every if group.head.open and group.head.severity > Severity.INFO]
+        return verdict(
+            self._course,
+            [problem(each.issue_type, each.layer, each.step if self._course.stepped else None) for each in still],
+            grave=any(each.severity >= Severity.HIGH for each in still),
+            healed=sum(not group.head.open for group in every),
+        )
 
     def sender(self, rows: Rows, step: int, info: RunInfo | None) -> Callable[[], None]:
         """Return what sends the views as they are now, made anew: what was only changed is not sent again."""
@@ -66,7 +76,7 @@ class Views:
             for name, (columns, cells) in tables.items()
             if cells
         }
-        makers |= dict(self._gains.views(self.issues, step, info.model if info else ""))
+        makers |= dict(self._gains.views(self.issues, self._judged(), step, info.model if info else ""))
         return partial(_send, rows, makers, step)
 
 

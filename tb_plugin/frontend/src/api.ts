@@ -5,7 +5,7 @@ import type { Histograms, SiteHistograms } from "./model/ridge";
 import type { Overview } from "./model/overview";
 import { offline } from "./offline";
 import { columnAt, decodeSeries, type Series } from "./model/series";
-import type { Issue } from "./model/verdict";
+import type { Issue, Verdict } from "./model/verdict";
 import type { MetricSpec } from "./schema";
 
 export type RunState = "closed" | "running" | "silent";
@@ -59,6 +59,7 @@ export interface RunMeta extends RunSummary {
   readonly metrics: readonly RunMetric[];
   /** Medians of the first five and the last five losses, null before ten; a page that was kept earlier has none. */
   readonly loss?: { readonly first: number; readonly last: number } | null;
+  readonly said: Verdict;
   /** Steps without a record, and records that could not be written. */
   readonly lost?: number;
 }
@@ -100,17 +101,16 @@ export async function fetchMeta(run: string): Promise<RunMeta> {
   return (await getJson(`meta?${new URLSearchParams({ run })}`)) as RunMeta;
 }
 
-/** Issues, the worst first, and how many are open, of which the answer may hold the first ones only. */
+/** Issues, the worst first; of very many the first ones only. */
 export interface Issues {
   readonly issues: readonly Issue[];
-  readonly open: number;
 }
 
 export async function fetchIssues(run: string): Promise<Issues> {
   const kept = offline();
   if (kept === null) return (await getJson(`issues?${new URLSearchParams({ run })}`)) as Issues;
   const { issues } = kept.run(run);
-  return { issues, open: issues.filter(({ state }) => state === "open").length };
+  return { issues };
 }
 
 export async function fetchSeries(query: SeriesQuery): Promise<Series> {

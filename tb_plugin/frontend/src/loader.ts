@@ -22,7 +22,7 @@ import { firstMetric, offerMetrics } from "./model/offer";
 import { FROM_LOSS, leftOf } from "./model/losing";
 import { Recent } from "./model/recent";
 import { bytesOf, type Series } from "./model/series";
-import { isEvent, isProblem, metricFor, verdict, type Issue } from "./model/verdict";
+import { isEvent, isProblem, metricFor, type Issue } from "./model/verdict";
 import { runLabel } from "./model/labels";
 import type { Views } from "./page";
 import type { LineCard } from "./views/lines";
@@ -95,7 +95,7 @@ export class Loader {
     const version = `${own}\n${now.otherRun(run)?.version ?? ""}`;
     if (run === now.run && version === this.#version && now.meta !== null) return;
     const job = ++this.#job;
-    const [meta, { issues, open }, histograms, annotations] = await Promise.all([
+    const [meta, { issues }, histograms, annotations] = await Promise.all([
       fetchMeta(run),
       fetchIssues(run),
       listHistograms(run),
@@ -126,7 +126,7 @@ export class Loader {
     views.page.hidden = false;
     views.header.showMeta(meta, now.phase);
     views.architecture.show(modules);
-    views.verdict.show(issues, meta, open, (layer) => placesIn(modules, layer));
+    views.verdict.show(issues, meta, (layer) => placesIn(modules, layer));
     views.verdict.showLoss(answer.loss);
     views.verdict.showCourses(answer.courses);
     if (fresh) this.#begin(issues);
@@ -185,13 +185,11 @@ export class Loader {
   /** Learns what the run compared with holds, so that nothing is asked in vain. */
   async #meetOther(run: string): Promise<void> {
     const other = this.now.otherRun(run);
-    const [meta, found] = other === undefined ? [] : await Promise.all([fetchMeta(other.run), fetchIssues(other.run)]);
+    const meta = other === undefined ? undefined : await fetchMeta(other.run);
     if (other?.run !== this.now.otherRun(run)?.run) return;
     const held = (meta?.metrics ?? []).filter((metric) => this.now.inPhase(metric));
     this.#otherHolds = new Set(held.map(({ name }) => name));
-    this.views.verdict.showOther(
-      meta && found ? [runLabel(meta.run), verdict(found.issues, meta.last, meta.lost, found.open, meta.state)] : null,
-    );
+    this.views.verdict.showOther(meta ? [runLabel(meta.run), meta.said] : null);
   }
 
   async #charts(job: number, suggest: readonly Issue[] = []): Promise<void> {

@@ -64,6 +64,7 @@ function run(name: string, last: number, more: Partial<OverviewRun> = {}): Overv
     too_new: 0,
     issues: { open: 0, healed: 0, ended: 0 },
     verdict: null,
+    said: { tone: "good", headline: "healthy", detail: "no open problem in 10 recorded steps" },
     loss: { first: 2, last },
     trend: [],
     hyperparameters: {},
@@ -82,6 +83,10 @@ test("runs sort by any column, those without a value last; words filter over nam
   assert.deepEqual(names("run", false), ["a", "b9", "b10"]);
   assert.deepEqual(names("last", true), ["b10", "b9", "a"]);
   assert.deepEqual(names("verdict", true)[0], "b10");
+  const stuck = run("c", 2, { said: { tone: "warn", headline: "the loss hardly fell", detail: "" } });
+  const ordered = arrangeRuns([run("a", 1), stuck, sick], "verdict", true, "").map((item) => item.run);
+  assert.deepEqual(ordered, ["b10", "c", "a"]);
+  assert.deepEqual(arrangeRuns([run("a", 1), stuck], "run", false, "hardly"), [stuck]);
   assert.deepEqual([names("run", false, "dead lr=0.1"), names("run", false, "healthy lr")], [["b10"], ["b9"]]);
 });
 

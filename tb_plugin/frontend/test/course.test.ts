@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { courseOf, courseText, isLow } from "../src/model/course";
 import { groupIssues } from "../src/model/groups";
 import type { Block, Series } from "../src/model/series";
-import { type Issue, verdict } from "../src/model/verdict";
+import { fixOf, type Issue } from "../src/model/verdict";
 import { MISSING_BITS } from "../src/schema";
 import { seriesAt } from "./series";
 
@@ -75,7 +75,7 @@ test("a consequence is read with its cause, and is a group of its own where the 
     groupIssues([effect]).map(({ head }) => head),
     [effect],
   );
-  assert.equal(verdict([effect, cause], 9).headline, "1 problem");
+  assert.equal(fixOf([effect, { ...cause, advice: "train it" }]), "train it");
   assert.equal(groupIssues([{ ...effect, severity: "CRITICAL" }, cause])[0]?.head.severity, "CRITICAL");
 });
 

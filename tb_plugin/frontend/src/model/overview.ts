@@ -3,6 +3,7 @@ import type { RunSummary } from "../api";
 import type { IssueType, Severity } from "../schema";
 import { SEVERITIES } from "../schema";
 import { toNumber, type Written } from "./health";
+import type { Tone, Verdict } from "./verdict";
 
 export type Hyperparameter = number | string | boolean;
 
@@ -19,6 +20,8 @@ export interface OverviewRun extends RunSummary {
     readonly layer: string;
     readonly step: number;
   } | null;
+  /** Null while nothing but its name is known. */
+  readonly said: Verdict | null;
   readonly loss: { readonly first: number; readonly last: number } | null;
   readonly trend: readonly (readonly [number, Written])[];
   readonly hyperparameters: Readonly<Record<string, Hyperparameter>>;
@@ -46,6 +49,8 @@ const FIXED: readonly OverviewColumn[] = [
   { key: "trend", title: "loss over time", numeric: false },
   { key: "steps", title: "steps", numeric: true },
 ];
+/** From what needs no look to what does. */
+const UNSOUND: readonly Tone[] = ["good", "none", "warn", "bad"];
 const MOST_PARAMETERS = 6;
 export const PARAMETER = "hp:";
 
@@ -94,7 +99,7 @@ export function valueIn(run: OverviewRun, key: string): number | string | null {
       return run.pending
         ? null
         : run.verdict === null
-          ? 0
+          ? UNSOUND.indexOf(run.said?.tone ?? "none") / UNSOUND.length
           : 1000 * (1 + SEVERITIES.indexOf(run.verdict.severity)) + Math.min(999, problemsOf(run));
     case "layer":
       return run.verdict?.layer ?? null;
@@ -138,7 +143,7 @@ function textOf(run: OverviewRun): string {
   return [
     run.run,
     run.model ?? "",
-    run.verdict?.issue_type ?? (run.pending ? "" : "healthy"),
+    run.verdict?.issue_type ?? run.said?.headline ?? "",
     run.verdict?.layer ?? "",
     ...parameters,
   ]

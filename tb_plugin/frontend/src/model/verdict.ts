@@ -1,5 +1,4 @@
 // What the panel says first: is it learning, and if not, which layer, since when.
-import type { RunState } from "../api";
 import type { IssueType, Severity } from "../schema";
 import { formatStep } from "./format";
 import { groupIssues } from "./groups";
@@ -28,20 +27,12 @@ export interface Issue {
 
 export type Tone = "good" | "warn" | "bad" | "none";
 
+/** What `gradflow report` says of a run, in its words; records/verdict.py makes it. */
 export interface Verdict {
   readonly tone: Tone;
   readonly headline: string;
   readonly detail: string;
-  /** What to do about the worst problem. */
-  readonly fix: string;
 }
-
-const NAMED = 2;
-const EMPTY: Readonly<Record<RunState, string>> = {
-  running: "The run is open, and nothing has been written yet.",
-  closed: "The run was closed before its first step.",
-  silent: "The run was not closed, and nothing has been written for longer than usual.",
-};
 
 /** A note (severity INFO) is shown in the list, and is not a problem. */
 export function isProblem(issue: Issue): boolean {
@@ -63,55 +54,15 @@ export function whereIn(layer: string, count: number): string {
   return `${layer === "" ? "whole model" : layer}${count > 1 ? ` (+${formatStep(count - 1)} more)` : ""}`;
 }
 
-/** How many of these there are without what others of them explain, which is no problem more. */
-function causesOf(issues: readonly Issue[]): number {
-  return groupIssues(issues).reduce((sum, { rest }) => sum + 1 + rest.length, 0);
+/** What to do about the worst problem that is open, or was left open by an earlier session; "" without one. */
+export function fixOf(issues: readonly Issue[]): string {
+  const still = issues.filter(({ state, severity }) => state !== "healed" && severity !== "INFO");
+  return groupIssues(still)[0]?.head.advice ?? "";
 }
 
-/** What was lost stands in the headline: nobody looked at those steps, so that nobody can call them healthy. */
-export function verdict(
-  issues: readonly Issue[],
-  last: number | null,
-  lost = 0,
-  open = 0,
-  state: RunState = "closed",
-): Verdict {
-  const unknown = state === "silent" ? `not closed: steps after ${formatStep(last ?? 0)} are unknown` : "";
-  const missing = lost === 0 ? "" : `, ${formatStep(lost)} ${lost === 1 ? "step" : "steps"} lost`;
-  if (last === null)
-    return {
-      tone: "none",
-      headline: state === "running" ? "No steps yet" : "No step was recorded",
-      detail: EMPTY[state],
-      fix: "",
-    };
-  const problems = issues.filter(isProblem);
-  const groups = groupIssues(problems);
-  const worst = groups[0]?.head;
-  if (worst === undefined) {
-    const healed = causesOf(issues.filter((issue) => issue.state === "healed"));
-    const past = healed === 0 ? "" : ` ${healed} earlier ${healed === 1 ? "problem has" : "problems have"} healed.`;
-    const whole = lost === 0 && unknown === "";
-    return {
-      tone: whole ? "good" : "warn",
-      headline: whole ? "Healthy" : `Healthy in the recorded steps${missing}`,
-      detail: `No open problem at step ${formatStep(last)}${unknown === "" ? "" : `; ${unknown}`}.${past}`,
-      fix: "",
-    };
-  }
-  const tone = problems.some((issue) => issue.severity === "HIGH" || issue.severity === "CRITICAL") ? "bad" : "warn";
-  // The server sends the worst of very many issues, and counts them all.
-  const causes = causesOf(problems);
-  const count = Math.max(causes, open - issues.filter(({ state }) => state === "open").length + causes);
-  const headline = `${count === 1 ? "1 problem" : `${formatStep(count)} problems`}${missing}`;
-  const named = groups
-    .slice(0, NAMED)
-    .map(
-      ({ head, layers }) =>
-        `${head.issue_type} in ${whereIn(head.layer, layers.length)} since step ${formatStep(head.step)}`,
-    );
-  const detail = [...named, unknown].filter(Boolean).join("  \u00b7  ");
-  return { tone, headline, detail, fix: worst.advice };
+/** A sentence of the verdict, which begins with a small letter where others stand before it. */
+export function sentence(text: string): string {
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 /** The metrics that an issue is judged by, or that follow it, the closest first. */

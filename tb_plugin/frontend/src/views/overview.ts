@@ -6,7 +6,6 @@ import { sparkline, toNumber } from "../model/health";
 import {
   arrangeRuns,
   columnsOf,
-  hasBrokenLoss,
   PARAMETER,
   problemsOf,
   valueIn,
@@ -14,6 +13,7 @@ import {
   type OverviewColumn,
   type OverviewRun,
 } from "../model/overview";
+import { sentence } from "../model/verdict";
 import { downloadMenu } from "./download";
 import { runLabel } from "../model/labels";
 import { RowWindow } from "./window";
@@ -92,10 +92,7 @@ export class OverviewTable {
   get #cells(): readonly (readonly (string | number | null)[])[] {
     const columns = this.#columns.filter(({ key }) => key !== "trend");
     const word = (run: OverviewRun, key: string): string | number | null =>
-      key === "verdict"
-        ? (run.verdict?.issue_type ??
-          (run.pending ? null : hasBrokenLoss(run) ? "loss is NaN or Inf" : soundness(run).textContent))
-        : valueIn(run, key);
+      key === "verdict" ? (run.verdict?.issue_type ?? run.said?.headline ?? null) : valueIn(run, key);
     return [columns.map(({ title }) => title), ...this.#shown.map((run) => columns.map(({ key }) => word(run, key)))];
   }
 
@@ -174,15 +171,13 @@ export class OverviewTable {
       cell.append(
         run.pending
           ? el("span", { class: "more", text: "\u2026", title: "not read yet" })
-          : run.verdict === null && hasBrokenLoss(run)
-            ? el("span", { class: "off", text: "loss is NaN or Inf" })
-            : run.verdict === null
-              ? soundness(run)
-              : el("span", {
-                  class: `badge sev-${run.verdict.severity}`,
-                  text: run.verdict.issue_type,
-                  title: `${run.verdict.severity} since step ${formatStep(run.verdict.step)}`,
-                }),
+          : run.verdict === null
+            ? soundness(run)
+            : el("span", {
+                class: `badge sev-${run.verdict.severity}`,
+                text: run.verdict.issue_type,
+                title: `${run.verdict.severity} since step ${formatStep(run.verdict.step)}`,
+              }),
       );
       if (count > 1)
         cell.append(
@@ -212,13 +207,12 @@ export class OverviewTable {
   }
 }
 
-/** What is said of a run without a problem: healthy only what is known to the end. */
-function soundness({ last, state }: OverviewRun): HTMLElement {
-  if (last === null)
-    return el("span", { class: "more", text: state === "running" ? "no steps yet" : "no step recorded" });
-  if (state !== "silent") return el("span", { class: "ok", text: "Healthy" });
-  const title = `Not closed: steps after ${formatStep(last)} are unknown`;
-  return el("span", { class: "off", text: "not closed", title });
+const SHOWN = { good: "ok", warn: "off", bad: "off", none: "more" } as const;
+
+/** What is said of a run without a problem. */
+function soundness({ said }: OverviewRun): HTMLElement {
+  const { tone, headline, detail } = said ?? { tone: "none", headline: "", detail: "" };
+  return el("span", { class: SHOWN[tone], text: sentence(headline), title: sentence(detail) });
 }
 
 /** A setting as it was written, a measurement in three digits. */

@@ -6,7 +6,7 @@ import { groupIssues, type Group } from "../model/groups";
 import { sparkline } from "../model/health";
 import { finiteRow, lastReading, type Series } from "../model/series";
 import { saidOf, type Places } from "../model/architecture";
-import { isProblem, issueKey, verdict, where, whereIn, type Issue, type Verdict } from "../model/verdict";
+import { fixOf, isProblem, issueKey, sentence, where, whereIn, type Issue, type Verdict } from "../model/verdict";
 
 const MARKS = { good: "\u2713", warn: "!", bad: "!", none: "\u2026" } as const;
 const [OPEN_CARDS, MOST_LISTED, SPARK_WIDTH, SPARK_HEIGHT] = [3, 40, 170, 40];
@@ -70,27 +70,22 @@ export class VerdictView {
     this.#pastBox.hidden = this.#moreBox.hidden = this.#other.hidden = true;
   }
 
-  show(
-    issues: readonly Issue[],
-    { last, lost, loss, state }: RunMeta,
-    open: number,
-    places: (layer: string) => Places,
-  ): void {
+  show(issues: readonly Issue[], { loss, said }: RunMeta, places: (layer: string) => Places): void {
     this.#places = places;
-    const said = verdict(issues, last, lost, open, state);
+    const fix = fixOf(issues);
     setText(this.#courseTitle, loss ? "loss" : "");
     setText(this.#courseText, loss ? `${threeDigits(loss.first)} \u2192 ${threeDigits(loss.last)}` : "");
     this.#learning.title = loss ? "Medians of the first five and the last five losses" : "";
     this.#first = loss?.first ?? null;
     this.#banner.className = `card verdict tone-${said.tone}`;
     setText(this.#mark, MARKS[said.tone]);
-    setText(this.#headline, said.headline);
-    setText(this.#detail, said.detail);
-    setText(this.#fix, said.fix === "" ? "" : `\u2192 ${said.fix}`);
-    this.#fix.title = said.fix;
-    this.#fix.hidden = said.fix === "";
-    const groups = groupIssues(issues.filter((issue) => issue.state === "open"));
-    const past = issues.filter((issue) => issue.state !== "open");
+    setText(this.#headline, sentence(said.headline));
+    setText(this.#detail, sentence(said.detail));
+    setText(this.#fix, fix === "" ? "" : `\u2192 ${fix}`);
+    this.#fix.title = fix;
+    this.#fix.hidden = fix === "";
+    const groups = groupIssues(issues.filter((issue) => issue.state !== "healed"));
+    const past = issues.filter((issue) => issue.state === "healed");
     this.#list(this.#open, groups.slice(0, OPEN_CARDS));
     this.#list(this.#more, groups.slice(OPEN_CARDS));
     this.#list(this.#past, groupIssues(past));
@@ -111,7 +106,7 @@ export class VerdictView {
     if (said === null) return;
     const [run, { tone, headline, detail }] = said;
     this.#other.className = `other tone-${tone}`;
-    setText(this.#other, `${MARKS[tone]} ${run}: ${headline}. ${detail}`);
+    setText(this.#other, `${MARKS[tone]} ${run}: ${headline}: ${detail}`);
   }
 
   /** The loss of the whole run, whatever is in view below; null where the run holds none. */
@@ -125,12 +120,6 @@ export class VerdictView {
     const last = (block === undefined ? null : lastReading(block)) ?? 0;
     this.#courseText.classList.toggle("broken", !Number.isFinite(last));
     if (Number.isFinite(last)) return;
-    if (this.#banner.classList.contains("tone-good")) {
-      this.#banner.className = "card verdict tone-bad";
-      setText(this.#mark, MARKS.bad);
-      setText(this.#headline, `The loss is ${formatNumber(last)}`);
-      setText(this.#detail, "No rule reports an issue.");
-    }
     setText(this.#courseTitle, "loss");
     setText(
       this.#courseText,

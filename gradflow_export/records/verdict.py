@@ -1,0 +1,177 @@
+"""The verdict on a run: one sentence, the same on the terminal, in the panel, in notebooks and in W&B (floor 0)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from gradflow_export.records.statistics import Ends
+from gradflow_export.records.step_record import Reading, StepRecord, passes_alone
+
+HARDLY = 0.97
+"""Fraction of the first loss at or above which a loss hardly fell."""
+NAMED = 3
+"""Open problems that the verdict names."""
+JUDGED = ("loss", "gradient.total_norm", "update.total_norm")
+"""Metrics without any of which nothing can be said of a run."""
+
+Tone = Literal["good", "warn", "bad", "none"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is said of a run.
+
+    Attributes:
+        tone: How good it is: ``"none"`` where nothing can be said.
+        headline: A few words, ``"healthy"`` or ``"2 problems"``.
+        detail: The reasons.
+
+    >>> str(Verdict("bad", "1 problem", "DEAD in a since step 3"))
+    '1 problem: DEAD in a since step 3'
+    """
+
+    tone: Tone
+    headline: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Return both on one line."""
+        return ": ".join(filter(None, (self.headline, self.detail)))
+
+
+@dataclass
+class Course:
+    """How far a run came and how its loss went.
+
+    Attributes:
+        steps: Number of records.
+        last: Last recorded step.
+        ends: The first and the last loss.
+        loss_read: Last step whose loss was read, 0 when there is none.
+        last_loss: The loss at that step, also if it is not finite.
+        judged: Whether a loss, gradients or updates were read.
+        stepped: Whether there is a record of more than backward passes that led to no optimizer step.
+        players: Optimizers that have losses of their own: the sum of these says nothing of any.
+    """
+
+    steps: int = 0
+    last: int = 0
+    ends: Ends = field(default_factory=Ends)
+    loss_read: int = 0
+    last_loss: float = math.nan
+    judged: bool = False
+    stepped: bool = False
+    players: set[str] = field(default_factory=set)
+
+    def add(self, record: StepRecord) -> None:
+        """Take in one record."""
+        self.steps, self.last = self.steps + 1, record.step
+        self.judged = self.judged or any(record.value(name) is not None for name in JUDGED)
+        self.stepped = self.stepped or not passes_alone(record)
+        self.players |= own_losses(record.metrics.get("optimizer.loss"))
+        loss = record.value("loss")
+        if loss is not None:
+            self.ends.add(loss)
+            self.loss_read, self.last_loss = record.step, loss
+
+    @property
+    def loss(self) -> tuple[float, float] | None:
+        """The first and the last loss, as :class:`~gradflow_export.records.statistics.Ends` defines them."""
+        return self.ends.values
+
+    @property
+    def way(self) -> tuple[str, str]:
+        """What the loss did, ``"fell"`` where it fell, and from where to where; empty where nothing can be said."""
+        if self.loss is None or len(self.players) > 1:
+            return "", ""
+        first, last = self.loss
+        fell = last < first * (HARDLY if first > 0 else 1.0)
+        read = f", read up to step {self.loss_read}" if self.loss_read < self.last else ""
+        what = "fell" if fell else "hardly fell" if last < first else "has not fallen"
+        return what, f"from {first:.4g} to {last:.4g}{read}"
+
+
+def own_losses(seen: Reading | None) -> set[str]:
+    """Return the optimizers that show that they have losses of their own: each alone, or with another one's beside.
+
+    Args:
+        seen: The losses of the optimizers in one step.
+    """
+    if seen is None:
+        return set()
+    sites = [site for site, there in zip(seen.sites, seen.present, strict=True) if there]
+    return set(sites) if len(sites) == 1 or len(np.unique(seen.values[seen.present])) > 1 else set()
+
+
+def problem(kind: object, layer: str, step: int | None) -> str:
+    """Name one open problem.
+
+    Args:
+        kind: Its type.
+        layer: The layer, empty for the whole model.
+        step: Since when, ``None`` where no optimizer has stepped.
+    """
+    return f"{kind} in {layer or 'the whole model'}{'' if step is None else f' since step {step}'}"
+
+
+def verdict(
+    course: Course,
+    problems: Sequence[str],
+    *,
+    grave: bool = True,
+    earlier: Sequence[str] = (),
+    healed: int = 0,
+    lost: str = "",
+) -> Verdict:
+    """Judge a run. It is healthy only where no problem is open, every step is known, and the loss is not stuck.
+
+    Args:
+        course: How far it came.
+        problems: Names of the open problems that no other explains, the worst first.
+        grave: Whether one of them is HIGH or CRITICAL.
+        earlier: Names of those that an earlier session of the run left open and this one does not report.
+        healed: How many healed.
+        lost: What was lost, in words.
+    """
+    after = f"; {lost}" if lost else ""
+    if not course.steps:
+        return Verdict("none", "no step recorded yet", lost)
+    if problems:
+        more = f"; {len(earlier)} more left open by an earlier session" if earlier else ""
+        return Verdict("bad" if grave else "warn", _count(problems), _listed(problems) + more + after)
+    return _calm(course, earlier, f" ({healed} healed)" if healed else "", lost)
+
+
+def _calm(course: Course, earlier: Sequence[str], healed: str, lost: str) -> Verdict:
+    """Judge a run of whose latest session no problem is open."""
+    steps = f"in {'the ' if lost else ''}{course.steps} recorded step{'s' * (course.steps > 1)}"
+    after = f"; {lost}" if lost else ""
+    said = f"no open problem {steps}{after}{healed}"
+    what, span = course.way
+    went = f"; the loss {what} {span}" if what else "" if course.loss_read else "; no loss was recorded"
+    if earlier:
+        headline = f"{_count(earlier)} left open by an earlier session"
+        return Verdict("warn", headline, f"{_listed(earlier)}; no other {said.removeprefix('no ')}{went}")
+    if not course.judged:
+        return Verdict("none", "no verdict", f"neither loss nor gradients nor updates were read {steps}{after}")
+    if course.loss_read and not math.isfinite(course.last_loss):
+        name = "NaN" if math.isnan(course.last_loss) else "Inf" if course.last_loss > 0 else "-Inf"
+        return Verdict("bad", f"the loss is {name}", said)
+    if what and what != "fell":
+        return Verdict("warn", f"the loss {what}", f"{span}; {said}")
+    headline = "healthy as far as recorded" if lost else "healthy"
+    return Verdict("warn" if lost else "good", headline, said + went)
+
+
+def _count(names: Sequence[str]) -> str:
+    return f"{len(names):,} problem{'s' * (len(names) > 1)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f"; and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return "; ".join(names[:NAMED]) + more
