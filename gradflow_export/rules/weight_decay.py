@@ -12,7 +12,7 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import constant_level, fall, still_falls
+from gradflow_export.rules.evidence import constant_level, fall, none_better, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import stuck
 
@@ -27,7 +27,7 @@ class WeightDecay(Rule):
     number.
 
     If the loss of the best constant prediction is not known, the loss must be at its initial level or rise beyond its
-    own noise, or the weights must be nearly 0.
+    own noise. If the weights are nearly 0, it may fall, because a penalty on them is part of it.
 
     Attributes:
         shrunk: Fraction of its initial norm to which a weight has shrunk.
@@ -78,8 +78,12 @@ class WeightDecay(Rule):
         level, typical = constant_level(history), median(left)
         losses = history.run("loss").whole()[1]
         rises = fall(-losses[len(losses) // 3 :]) >= self.sure
-        nothing = typical <= self.gone or not math.isnan(level) or rises or stuck(history, record.step, span=100)
-        if median(history.run("loss").values[-5:]) < self.level * level or not nothing or still_falls(history):
+        nothing = not math.isnan(level) or rises or stuck(history, record.step, span=100)
+        if typical <= self.gone:  # a penalty that falls with the weights may be most of the loss
+            level, nothing = math.nan, none_better(history, self.level, 3) is not None or not _known(history)
+        elif still_falls(history):
+            return ()
+        if median(history.run("loss").values[-5:]) < self.level * level or not nothing:
             return ()
         return (
             Finding(
@@ -98,6 +102,11 @@ class WeightDecay(Rule):
                 follows_from=(IssueType.BAD_INIT, IssueType.DATA_SCALE),
             ),
         )
+
+
+def _known(history: History) -> bool:
+    """Whether any loss was compared with that of the best constant prediction."""
+    return history.at_sites("loss.over_constant").count > 0 or history.run("loss.over_constant").count > 0
 
 
 @functools.lru_cache(maxsize=8)
