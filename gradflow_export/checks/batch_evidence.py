@@ -244,6 +244,8 @@ class InputInstrument(Instrument):
             self._out.append(ClueSample("input.rms", found.input_site, values, partial(self._inputs.take, alone)))
         self._out += self._draws.see(first, term.targets)
         self._take_last_steps(found, first, parts, paired=paired)
+        if parts:
+            self._take_beside(found, layers.first, first, parts[-1])
         for metric, apart, analyse in (
             ("target.copied", same_words(term, layers.first), memory.copied),
             ("mistake", signs(term, ROWS), memory.signed),
@@ -276,12 +278,20 @@ class InputInstrument(Instrument):
             return
         x, columns = local(entered), entered.shape[1]
         ends = x.reshape(steps, -1, columns)[-1], x.reshape(-1, steps, columns)[:, -1]
-        values = torch.cat([*map(_rows, ends), parts[-1].to(x)], dim=1).to(torch.float32)
-        read = partial(
-            self._ends.setdefault(found.site, LastSteps()).take,
-            found.site, columns, steps, numbers=found.kind not in PICKED,
-        )  # fmt: skip
-        self._out.append(ClueSample("target.column", found.site, values.contiguous(), read))
+        self._take_columns(found, first.name, [*map(_rows, ends)], parts[-1], steps)
+
+    def _take_beside(self, found: Found, layers: list[FirstLayer], first: FirstLayer | None, y: Tensor) -> None:
+        """Copy narrower inputs that enter layers of their own, a number or a category of each sample, and targets."""
+        for layer in layers if found.own else ():
+            x = None if layer is first or layer.entered is None else _rows_of(layer.entered, found.count)
+            if x is not None and len(x) == found.count and x.shape[1] <= (1 if layer.tokens else FEATURES):
+                self._take_columns(found, layer.name, [_rows(x)] * 2, y, 1)
+
+    def _take_columns(self, found: Found, site: str, ends: list[Tensor], y: Tensor, steps: int) -> None:
+        take = self._ends.setdefault(site, LastSteps()).take
+        read = partial(take, site, ends[0].shape[1], steps, numbers=found.kind not in PICKED)
+        values = torch.cat([*(end.to(y.device, torch.float32) for end in ends), y.to(torch.float32)], dim=1)
+        self._out.append(ClueSample("target.column", site, values.contiguous(), read))
 
 
 def _state_weights(module: nn.Module) -> list[Tensor]:

@@ -151,7 +151,6 @@ class Remembered:
                 self._add(found, x[here], targets[here])
                 mistakes.update(_values(found, x[here], targets[here]))
                 out.update(self._judge(found, found.kind, predictions[here], targets[here]))
-                out.update(self._copies(found))
         run = tuple(straight for straight in found.run if straight.plain or not found.bends)
         length = row_length(run)
         if not found.bends:
@@ -159,6 +158,8 @@ class Remembered:
             out["loss.idle_activations"] = float(found.idle)
             out["loss.affine_norms"] = float(sum(straight.normalised for straight in run[:-1]))
         told = {metric: {found.site: value} for metric, value in out.items() if not math.isnan(value)}
+        if out:
+            told.update({metric: {found.input_site: value} for metric, value in self._copies(found).items()})
         if length > 1:
             told["layer.row"] = {straight.name: float(length) for straight in run}
         if found.pairs and found.bends:
