@@ -18,6 +18,8 @@ from gradflow_export.rules.signals import AGAIN, begun, converged, settled, stuc
 
 _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
 """What leaves a loss flat at any learning rate."""
+_LATER = 16
+"""Losses that are compared with twice as many before a leap of the learning rate."""
 _A_LIMIT = 0.05
 """Least norm that somebody would clip gradients to."""
 
@@ -330,7 +332,10 @@ class UnevenSteps(Rule):
 
 
 def _leapt(history: History, leap: float, jump: float) -> Iterable[Finding]:
-    """Yield a learning rate above all earlier ones that came in one step, with losses above all recent ones."""
+    """Yield a learning rate above all earlier ones that came in one step, with losses that lie higher since.
+
+    The last few may lie above all recent ones, and be twice as high; or many above most, well after the leap.
+    """
     rate, loss = history.run("learning_rate"), history.run("loss")
     start = int(begun(rate.steps, rate.values[:, None] >= leap * rate.last)[0]) if rate.count else 0
     if start == len(rate.steps):
@@ -338,17 +343,21 @@ def _leapt(history: History, leap: float, jump: float) -> Iterable[Finding]:
     since = int(rate.steps[start])
     steps, rates = rate.all()
     old = float(rates[steps < since].max())
-    before, after = loss.values[loss.steps <= since][-32:], loss.values[loss.steps > since][-AGAIN:]
-    if old > jump * rate.last or min(len(after), len(before) / 5) < AGAIN:
+    before, after = loss.values[loss.steps <= since][-2 * _LATER :], loss.values[loss.steps > since]
+    if old > jump * rate.last or min(len(after), len(before) / 5) < AGAIN or loss.low <= 0:
         return
-    level, now = median(before), median(after)
-    if not (after.min() > before.max() and now > 2.0 * level):
+    late = after[-_LATER:] if len(after) >= 2 * _LATER else after[:0]
+    level, now = median(before), median(after[-AGAIN:])
+    sudden = float(after[-AGAIN:].min()) > float(before.max()) and now > 2.0 * level
+    lasting = len(late) and median(late) > 1.2 * level and fall(-np.concatenate((before, late)), len(before)) >= 4.0
+    if not (sudden or lasting):
         return
     message = (
-        f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and each of the last "
-        f"{AGAIN} losses lies above the {len(before)} before: {number(now)}, after {number(level)}."
+        f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and the losses since lie "
+        f"above the {len(before)} before: {number(now)}, after {number(level)}."
     )
-    found = _finding(Severity.HIGH, rate.last / old, 1 / jump, message, _stay(old), "too large", since)
+    severity = Severity.HIGH if sudden else Severity.MEDIUM
+    found = _finding(severity, rate.last / old, 1 / jump, message, _stay(old), "too large", since)
     yield replace(found, urgent=True)
 
 

@@ -69,7 +69,8 @@ class WeightDecay(Rule):
         if not columns.any() or not near.any():
             return ()
         past = np.where(sizes.present, sizes.values, 0.0)[near][:, columns].astype(np.float64)
-        now, begun = past[-1], np.maximum.reduce(past)
+        first = sizes.first[columns] if record.step <= self.steps else past[0]
+        now, begun = past[-1], np.fmax(np.maximum.reduce(past), first)
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)
         left = np.where(told, now / np.where(told, begun, 1.0), 1.0)
         share = float(np.count_nonzero(left <= self.shrunk) / len(left))
@@ -80,7 +81,8 @@ class WeightDecay(Rule):
         rises = fall(-losses[len(losses) // 3 :]) >= self.sure
         nothing = not math.isnan(level) or rises or stuck(history, record.step, span=100)
         if typical <= self.gone:  # a penalty that falls with the weights may be most of the loss
-            level, nothing = math.nan, none_better(history, self.level, 3) is not None or not _known(history)
+            known = len(history.at_sites("loss.over_constant").steps) or history.run("loss.over_constant").count
+            level, nothing = math.nan, not known or none_better(history, self.level, 3) is not None
         elif still_falls(history):
             return ()
         if median(history.run("loss").values[-5:]) < self.level * level or not nothing:
@@ -102,11 +104,6 @@ class WeightDecay(Rule):
                 follows_from=(IssueType.BAD_INIT, IssueType.DATA_SCALE),
             ),
         )
-
-
-def _known(history: History) -> bool:
-    """Whether any loss was compared with that of the best constant prediction."""
-    return history.at_sites("loss.over_constant").count > 0 or history.run("loss.over_constant").count > 0
 
 
 @functools.lru_cache(maxsize=8)
