@@ -22,6 +22,7 @@ from gradflow_export.rules.moments import EpsilonDominated, LongMomentum, Outdat
 from gradflow_export.rules.numerical import Numerical
 from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse
 from gradflow_export.rules.progress import LostUpdates, RoundedUpdates, Stagnation, TakenBack
+from gradflow_export.rules.rate_leaps import RateLeap
 from gradflow_export.rules.recurrent import Subcritical, Supercritical
 from gradflow_export.rules.replicas import Desync
 from gradflow_export.rules.rotation import Rotation
@@ -110,6 +111,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         Desync(),
         RoundedUpdates(),
         LearningRate(),
+        RateLeap(),
         UnevenSteps(),
         WeightDecay(),
         MemoryUsage(),

@@ -27,7 +27,7 @@ class WeightDecay(Rule):
     number.
 
     If the loss of the best constant prediction is not known, the loss must be at its initial level or rise beyond its
-    own noise. If the weights are nearly 0, it may fall, because a penalty on them is part of it.
+    own noise. If the weights are nearly 0, it may fall a little, or as far as a penalty on them is part of it.
 
     Attributes:
         shrunk: Fraction of its initial norm to which a weight has shrunk.
@@ -36,6 +36,7 @@ class WeightDecay(Rule):
         usual: Minimum and maximum initial gain of the weights that are judged.
         level: Minimum loss, as a fraction of that of the best constant prediction.
         gone: Fraction of its norm at which a weight counts as nearly 0.
+        rests: Fraction of its value a third into the run above which a loss above 0 has hardly fallen since.
         sure: Minimum z-score of a rising loss.
         patience: In losses, which are read at every step.
     """
@@ -46,6 +47,7 @@ class WeightDecay(Rule):
     usual: tuple[float, float] = (0.1, 4.0)
     level: float = 0.6
     gone: float = 0.05
+    rests: float = 0.9
     sure: float = 3.0
     patience: int = 3
     heal: int = 1000
@@ -77,15 +79,19 @@ class WeightDecay(Rule):
         if share < self.share:  # at nearly every record; what follows takes longer
             return ()
         level, typical = constant_level(history), median(left)
-        losses = history.run("loss").whole()[1]
+        loss = history.run("loss")
+        losses = loss.whole()[1]
         rises = fall(-losses[len(losses) // 3 :]) >= self.sure
         nothing = not math.isnan(level) or rises or stuck(history, record.step, span=100)
-        if typical <= self.gone:  # a penalty that falls with the weights may be most of the loss
+        if typical <= self.gone:  # a penalty that falls with the weights may be part of the loss, or most of it
             known = len(history.at_sites("loss.over_constant").steps) or history.run("loss.over_constant").count
-            level, nothing = math.nan, not known or none_better(history, self.level, 3) is not None
+            late = losses[len(losses) // 3 :]
+            rests = loss.low > 0 and median(late[-10:]) > self.rests * median(late[:10])
+            nothing = none_better(history, self.level, 3) is not None if known else rises or rests
+            level = math.nan
         elif still_falls(history):
             return ()
-        if median(history.run("loss").values[-5:]) < self.level * level or not nothing:
+        if median(loss.values[-5:]) < self.level * level or not nothing:
             return ()
         return (
             Finding(
