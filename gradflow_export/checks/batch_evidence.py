@@ -244,8 +244,7 @@ class InputInstrument(Instrument):
             self._out.append(ClueSample("input.rms", found.input_site, values, partial(self._inputs.take, alone)))
         self._out += self._draws.see(first, term.targets)
         self._take_last_steps(found, first, parts, paired=paired)
-        if parts:
-            self._take_beside(found, layers.first, first, parts[-1])
+        self._take_beside(found, layers.first, first, parts)
         for metric, apart, analyse in (
             ("target.copied", same_words(term, layers.first), memory.copied),
             ("mistake", signs(term, ROWS), memory.signed),
@@ -271,7 +270,7 @@ class InputInstrument(Instrument):
     def _take_last_steps(self, found: Found, first: FirstLayer | None, parts: list[Tensor], *, paired: bool) -> None:
         """Copy the last steps of sequences whose steps are rows, as a recurrent layer is given them, and targets."""
         entered = None if paired or first is None or first.tokens else first.entered
-        if entered is None or not parts or not found.own or entered.dim() != 2 or not found.count:
+        if first is None or entered is None or not parts or not found.own or entered.dim() != 2 or not found.count:
             return
         steps, rest = divmod(len(entered), found.count)
         if rest or steps < 2 or entered.shape[1] > FEATURES:
@@ -280,12 +279,14 @@ class InputInstrument(Instrument):
         ends = x.reshape(steps, -1, columns)[-1], x.reshape(-1, steps, columns)[:, -1]
         self._take_columns(found, first.name, [*map(_rows, ends)], parts[-1], steps)
 
-    def _take_beside(self, found: Found, layers: list[FirstLayer], first: FirstLayer | None, y: Tensor) -> None:
-        """Copy narrower inputs that enter layers of their own, a number or a category of each sample, and targets."""
-        for layer in layers if found.own else ():
+    def _take_beside(
+        self, found: Found, layers: list[FirstLayer], first: FirstLayer | None, parts: list[Tensor]
+    ) -> None:
+        """Copy narrower inputs that enter layers of their own, as a number of each sample, and targets."""
+        for layer in layers if found.own and parts else ():
             x = None if layer is first or layer.entered is None else _rows_of(layer.entered, found.count)
-            if x is not None and len(x) == found.count and x.shape[1] <= (1 if layer.tokens else FEATURES):
-                self._take_columns(found, layer.name, [_rows(x)] * 2, y, 1)
+            if x is not None and len(x) == found.count and x.shape[1] <= FEATURES and not layer.tokens:
+                self._take_columns(found, layer.name, [_rows(x)] * 2, parts[-1], 1)
 
     def _take_columns(self, found: Found, site: str, ends: list[Tensor], y: Tensor, steps: int) -> None:
         take = self._ends.setdefault(site, LastSteps()).take

@@ -29,8 +29,9 @@ CLASSES = 64
 MEMBERS = 8
 """Fewest samples of a class."""
 ROUNDING, COARSE = 1e-5, 2e-3
-"""What a target may differ from a column that was scaled, as a share of its spread: in a sequence, and in a table, where
-half precision may have rounded it and no earlier step is nearly the same.
+"""What a target may differ from a column that was scaled, as a share of its spread: in a sequence, and in a table.
+
+In a table, half precision may have rounded it, and no earlier step is nearly the same.
 """
 SHARED = 0.02
 """Least share of values that neighbouring columns have in common where rows are windows of one series."""
@@ -164,8 +165,8 @@ class LeakedTarget(Check):
 
     Not reported:
         Targets that are the inputs as a whole, or more than a quarter of them; earlier steps of a sequence; a target
-        that can be computed only from several columns together; fewer than 128 different samples; an only input of fewer
-        than 4 columns; images.
+        that can be computed only from several columns together; fewer than 128 different samples; a single input of
+        fewer than 4 columns; images.
 
     Attributes:
         samples: Minimum number of different samples.
@@ -184,6 +185,7 @@ class LeakedTarget(Check):
             column, rows = seen(record, "target.column", site), seen(record, "target.compared", site) or 0.0
             if column is None or column < 0 or rows < self.samples:
                 continue
+            place = f" of {site}" if site else ""
             return (
                 Finding(
                     IssueType.LEAKAGE,
@@ -191,8 +193,8 @@ class LeakedTarget(Check):
                     ("input",),
                     rows,
                     float(self.samples),
-                    f"Column {number(column)} of the inputs{f' of {site}' if site else ''} equals the target, in each of {number(rows)} different "
-                    "samples: the model copies the target from its input.",
+                    f"Column {number(column)} of the inputs{place} equals the target, in each of {number(rows)} "
+                    "different samples: the model copies the target from its input.",
                     f"remove it from the inputs, x = torch.cat([x[:, :{int(column)}], x[:, {int(column)} + 1:]], "
                     "dim=1), or end the window one step before the target; remove any other feature derived from "
                     "the target too.",

@@ -68,13 +68,14 @@ class Draws:
         if not (part or loaded or (gone and self._is_held(first.name, x))):
             return
         y = None if targets is None or len(targets) != len(x) else local(targets)
-        parts = [each.reshape(len(x), -1)[:, :COLUMNS].to(x.device, torch.float32) for each in (x, y) if each is not None]
+        known = [each for each in (x, y) if each is not None]
+        parts = [each.reshape(len(x), -1)[:, :COLUMNS].to(x.device, torch.float32) for each in known]
         read = partial(self._count, first.name, parts[0].shape[1], loaded)
         yield ClueSample("input.repeats", first.name, torch.cat(parts, dim=1).contiguous(), read)
 
     def clear(self) -> None:
-        """Forget all batches."""
-        for kept in (self._entered, self._probes, self._more, self._last):
+        """Forget all batches, but for what the worker, which may be behind, compares."""
+        for kept in (self._entered, self._probes, self._more):
             kept.clear()
 
     def _is_loaded(self, count: int) -> bool:
@@ -100,7 +101,7 @@ class Draws:
     ) -> dict[str, dict[str, float]]:
         """Return how many batches in a row held the same; augmented inputs differ, and targets tell them."""
         y = values[:, inputs:]
-        batch = y if loaded and _is_irregular(y) else values
+        batch = (y if loaded and _is_irregular(y) else values).copy()  # of a buffer that is used again
         before, times = self._last.get(name, (values[:0], 0))
         alike = before.shape == batch.shape and np.allclose(before, batch, ROUNDING, ROUNDING * np.abs(batch).max())
         self._last[name] = batch, times + 1 if alike else 0
@@ -118,7 +119,7 @@ def _drawn_by(loader: DataLoader[Any]) -> int:
 
 def _is_held_elsewhere(probe: Tensor, least: int) -> bool:
     """Whether each row of a probe stands in one tensor of so many numbers. Shape: ``[rows, successive numbers]``."""
-    if len(probe.unique(dim=0)) < min(2, len(probe)) or len(probe.unique()) < PROBES // 2:
+    if len(torch.unique(probe)) < PROBES // 2:
         return False
     for tensor in instances(Tensor):
         if type(tensor) is not Tensor or tensor.dtype != probe.dtype or tensor.device != probe.device:
@@ -201,9 +202,8 @@ class SameBatch(Check):
                     float(self.repeats),
                     f"{number(times + 1)} consecutive batches, each loaded anew, held the same samples, up to step "
                     f"{record.step}: the rest of the data is never used.",
-                    "iterate over the loader, for x, y in loader, instead of calling next(iter(loader)) at each step; if the "
-                    "batch is indexed, draw new indices at each step, torch.randperm(len(x))[:n], without resetting "
-                    "the seed.",
+                    "iterate over the loader, for x, y in loader, instead of calling next(iter(loader)) at each step; "
+                    "with indices, draw new ones at each step, torch.randperm(len(x))[:n], without resetting the seed.",
                     cause="same batch",
                     origin="same batch",
                 ),

@@ -141,12 +141,13 @@ class Stagnation(Rule):
         norms = history.at_sites("parameter.gradient_norm")
         if len(norms.steps) <= self.readings or shut(history):
             return {}
-        lately = (norms.present & (norms.values > 0))[-self.readings - 1 :].all(axis=0)
-        learn, had = {owner(site) for site in compress(norms.sites, lately)}, set(compress(norms.sites, norms.first > 0))
+        lately = (norms.present & (norms.values > 0))[-self.readings - 1 :].all(axis=0).tolist()
+        learn = set(map(owner, compress(norms.sites, lately)))
+        had = dict(zip(norms.sites, norms.first.tolist(), strict=True))
         since, count = _unchanged(sites, norms)
         rests = (norms.steps[-1] - since + 1 >= self.span) & (count > self.readings)
         cut = zip(sites, since.tolist(), rests.tolist(), strict=True)
-        return {site: start for site, start, still in cut if still and site in had and owner(site) in learn}
+        return {site: start for site, start, still in cut if still and had[site] > 0 and owner(site) in learn}
 
     def _blank(self, record: StepRecord, sites: tuple[str, ...], layers: tuple[str, ...]) -> tuple[str, ...]:
         """Return those parameters whose modules hold nothing but zeros."""

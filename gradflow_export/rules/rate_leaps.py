@@ -55,7 +55,7 @@ class RateLeap(Rule):
         before, after = loss.values[loss.steps <= since], loss.values[loss.steps > since]
         if old > self.jump * rate.last or min(len(after), len(before) / 5) < AGAIN:
             return ()
-        sudden, late = after[-AGAIN:], after[-self.later :] if len(after) < self.later else after[len(after) // 3 :]
+        sudden, late = after[-AGAIN:], after[len(after) // 3 if len(after) >= self.later else 0 :]
         recent = before[-2 * len(late) :]
         level, now = median(recent), median(sudden)
         leapt = float(sudden.min()) > float(before[-2 * self.later :].max()) and now > 2.0 * level
@@ -63,8 +63,8 @@ class RateLeap(Rule):
         if not (leapt or (lasts and fall(-np.concatenate((recent, late)), len(recent)) >= self.sure)):
             return ()
         message = (
-            f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and the losses since lie "
-            f"above those before: {number(now)}, after {number(level)}."
+            f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and the losses since "
+            f"lie above those before: {number(now)}, after {number(level)}."
         )
         severity = Severity.HIGH if leapt else Severity.MEDIUM
         found = rate_finding(severity, rate.last / old, 1 / self.jump, message, stay(old), "too large", since)
