@@ -226,7 +226,7 @@ class LearningRate(Rule):
         if (agree < self.straight or signed) and (fell(history) or ratio >= self.timid):
             return  # what all gradients agree on may move the loss a little
         flat = none_better(history, 0.9, 3) is not None if known else stuck(history, record.step, span=self.settle)
-        if agree < self.agree or not (flat or (signed and not known)):
+        if not agree >= self.agree or not (flat or (signed and not known)):
             return
         message = (
             f"a step changes the weights by {number(100 * ratio)} % of their norm; gradients of consecutive steps "
