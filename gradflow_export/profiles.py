@@ -22,14 +22,13 @@ from gradflow_export.rules.moments import EpsilonDominated, LongMomentum, Outdat
 from gradflow_export.rules.numerical import Numerical
 from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse
 from gradflow_export.rules.progress import LostUpdates, RoundedUpdates, Stagnation, TakenBack
-from gradflow_export.rules.rate_leaps import RateLeap
 from gradflow_export.rules.recurrent import Subcritical, Supercritical
 from gradflow_export.rules.replicas import Desync
 from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.stability import LossSpike, Unstable
 from gradflow_export.rules.units import Dead, Saturated
 from gradflow_export.rules.vanishing_exploding import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
-from gradflow_export.rules.weight_decay import WeightDecay
+from gradflow_export.rules.weight_decay import RateLeap, WeightDecay
 
 Profile = Literal["robust", "seed"]
 PROFILES: tuple[Profile, ...] = ("robust", "seed")
