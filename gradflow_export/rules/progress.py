@@ -141,8 +141,8 @@ class Stagnation(Rule):
         norms = history.at_sites("parameter.gradient_norm")
         if len(norms.steps) <= self.readings or shut(history):
             return {}
-        lately = (norms.present & (norms.values > 0))[-self.readings - 1 :].all(axis=0).tolist()
-        learn = set(map(owner, compress(norms.sites, lately)))
+        lately = (norms.present & (norms.values > 0))[-self.readings - 1 :]
+        learn = {owner(norms.sites[index]) for index in np.flatnonzero(lately.all(axis=0))}
         had = dict(zip(norms.sites, norms.first.tolist(), strict=True))
         since, count = _unchanged(sites, norms)
         rests = (norms.steps[-1] - since + 1 >= self.span) & (count > self.readings)
