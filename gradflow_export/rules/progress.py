@@ -42,9 +42,10 @@ class Stagnation(Rule):
     reported: a gradient that is zero by invariance, meaning exactly 0 or below ``invariant`` of the other gradients of
     its module while those parameters learn (the key bias of attention, a convolution's bias before BatchNorm); and a
     gradient that is zero because an activation blocks it, with all outputs 0 or saturated, which DEAD and SATURATION
-    report. The last exception does not apply to modules whose parameters are all 0. A gradient that becomes exactly 0
-    while another parameter of the module still gets one was cut off in ``forward()``; this is reported even if the
-    momentum of the optimizer still changes the parameter.
+    report. The last exception does not apply to modules whose parameters are all 0.
+
+    A gradient that becomes exactly 0 while another parameter of the module still gets one was cut off in
+    ``forward()``; this is reported even if the momentum of the optimizer still changes the parameter.
 
     Steps that a gradient scaler skipped do not count. A parameter that gets no gradient because no sample was routed to
     it, while similar modules learn, is reported as not chosen, with severity LOW, because a router may still choose it.
