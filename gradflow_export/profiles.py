@@ -28,7 +28,7 @@ from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.stability import LossSpike, Unstable
 from gradflow_export.rules.units import Dead, Saturated
 from gradflow_export.rules.vanishing_exploding import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
-from gradflow_export.rules.weight_decay import WeightDecay
+from gradflow_export.rules.weight_decay import RateLeap, WeightDecay
 
 Profile = Literal["robust", "seed"]
 PROFILES: tuple[Profile, ...] = ("robust", "seed")
@@ -110,6 +110,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         Desync(),
         RoundedUpdates(),
         LearningRate(),
+        RateLeap(),
         UnevenSteps(),
         WeightDecay(),
         MemoryUsage(),

@@ -251,14 +251,17 @@ def _cosines(node: Node) -> Form | None:
 
 
 def _scaled(node: Node) -> tuple[Node, float]:
-    """Return what was multiplied by plain numbers, and the size of their product."""
+    """Return what was multiplied by plain numbers, and the size of their product; masks are left out."""
     scale = 1.0
-    while not math.isnan(factor := factor_of(node)):
+    while kind_of(node) == Op.MASKED_FILL or not math.isnan(factor_of(node)):
+        factor = 1.0 if kind_of(node) == Op.MASKED_FILL else factor_of(node)
         scale, node = scale * abs(factor), _bare(below(node))
     return node, scale
 
 
 def _is_normalised(node: Node) -> bool:
+    if kind_of(node) == Op.CAT:  # as two views of each sample
+        return all(_is_normalised(_bare(part)) for part in inputs(node))
     if kind_of(node) != Op.DIV:
         return False
     size = _bare(below(node, 1))

@@ -12,9 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
-from torch.utils.data import DataLoader
 
 from gradflow_export.autograd_graph.answers import Answer, Answers
 from gradflow_export.autograd_graph.handwritten_loss import forms_of
@@ -24,12 +22,12 @@ from gradflow_export.autograd_graph.nodes import is_alone
 from gradflow_export.checks.batch_pool import Found, Remembered
 from gradflow_export.checks.layers.redundant import Pair, pairs_of
 from gradflow_export.checks.leaked_columns import LastSteps
+from gradflow_export.checks.same_batch import Draws
 from gradflow_export.checks.target_reader import among_samples, by_hand, same_words, signs, weighted
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.guards import Guard, unguarded
-from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.members import members
 from gradflow_export.hooks.readings import ClueSample, Drained
 from gradflow_export.instruments.base import Instrument, Setting
@@ -69,8 +67,7 @@ class InputInstrument(Instrument):
         self._out: Drained = []
         self._remembered, self._inputs = dict[str, Remembered](), Remembered()
         self._ends: dict[str, LastSteps] = {}
-        self._entered: dict[str, StorageWeakRef] = {}
-        self._drawn: frozenset[int] | None = None
+        self._draws = Draws()
         self._answers = Answers(guard=guard, code=code)
 
     @classmethod
@@ -89,7 +86,7 @@ class InputInstrument(Instrument):
         stack, model = super().attach(), self._model()
         if model is not None:
             stack.enter_context(self._answers.attach(model))
-        for kept in (self._remembered, self._ends, self._entered):
+        for kept in (self._remembered, self._ends, self._draws):
             stack.callback(kept.clear)
         return stack
 
@@ -156,19 +153,6 @@ class InputInstrument(Instrument):
             return 0
         return sum(isinstance(module, _ACTIVATIONS) for _, module in named)
 
-    def _is_anew(self, first: FirstLayer, count: int) -> bool:
-        """Whether a small batch is what a loader draws of more data, and lies elsewhere than the last one, now gone."""
-        if first.entered is None or count > ROWS:
-            return False
-        before = self._entered.get(first.name)
-        storage = local(first.entered).untyped_storage()
-        self._entered[first.name] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        if before is None or not before.expired():  # type: ignore[no-untyped-call]
-            return False
-        if self._drawn is None:  # only now: the search looks at every object there is
-            self._drawn = frozenset(size for loader in instances(DataLoader) if (size := _drawn_by(loader)))
-        return count in self._drawn
-
     def _await(self, answer: Answer, layers: Layers, pairs: tuple[Pair, ...]) -> None:
         """Have the gradient of an answer taken to what it was to be, where the loss itself is not known."""
         first, rows = widest(layers.first), answer.rows
@@ -193,7 +177,6 @@ class InputInstrument(Instrument):
             count=len(rows),
             answers=not layers.foreign,
             asked=asked is not None,
-            anew=first is not None and given is not None and asked is None and self._is_anew(first, len(rows)),
         )
         memory, said = self._remembered.setdefault(layers.last, Remembered()), _rows(rows).float()
 
@@ -203,6 +186,7 @@ class InputInstrument(Instrument):
             self._out.append(sample)
 
         answer.take = take
+        self._out += self._draws.see(first, None)
 
     def _take(
         self, term: Term, layers: Layers, pairs: tuple[Pair, ...], every: Layers, *, whole: bool, single: bool
@@ -237,7 +221,6 @@ class InputInstrument(Instrument):
             shares=term.shares,
             count=count,
             answers=whole and not layers.foreign and _answers(term),
-            anew=first is not None and entered is not None and self._is_anew(first, len(entered)),
             mistakes=dict(term.mistakes),
         )
         memory = self._remembered.setdefault(layers.last, Remembered())
@@ -259,7 +242,9 @@ class InputInstrument(Instrument):
             given = [part for part in map(_thinned, map(_rows_of, calls)) if part.shape[1] == rows.shape[1]]
             values = (torch.cat(given) if found.part and given else rows).to(torch.float32).contiguous()
             self._out.append(ClueSample("input.rms", found.input_site, values, partial(self._inputs.take, alone)))
+        self._out += self._draws.see(first, term.targets)
         self._take_last_steps(found, first, parts, paired=paired)
+        self._take_beside(found, layers.first, first, parts)
         for metric, apart, analyse in (
             ("target.copied", same_words(term, layers.first), memory.copied),
             ("mistake", signs(term, ROWS), memory.signed),
@@ -285,33 +270,34 @@ class InputInstrument(Instrument):
     def _take_last_steps(self, found: Found, first: FirstLayer | None, parts: list[Tensor], *, paired: bool) -> None:
         """Copy the last steps of sequences whose steps are rows, as a recurrent layer is given them, and targets."""
         entered = None if paired or first is None or first.tokens else first.entered
-        if entered is None or not parts or not found.own or entered.dim() != 2 or not found.count:
+        if first is None or entered is None or not parts or not found.own or entered.dim() != 2 or not found.count:
             return
         steps, rest = divmod(len(entered), found.count)
         if rest or steps < 2 or entered.shape[1] > FEATURES:
             return
         x, columns = local(entered), entered.shape[1]
         ends = x.reshape(steps, -1, columns)[-1], x.reshape(-1, steps, columns)[:, -1]
-        values = torch.cat([*map(_rows, ends), parts[-1].to(x)], dim=1).to(torch.float32)
-        read = partial(
-            self._ends.setdefault(found.site, LastSteps()).take,
-            found.site, columns, steps, numbers=found.kind not in PICKED,
-        )  # fmt: skip
-        self._out.append(ClueSample("target.column", found.site, values.contiguous(), read))
+        self._take_columns(found, first.name, [*map(_rows, ends)], parts[-1], steps)
+
+    def _take_beside(
+        self, found: Found, layers: list[FirstLayer], first: FirstLayer | None, parts: list[Tensor]
+    ) -> None:
+        """Copy narrower inputs that enter layers of their own, as a number of each sample, and targets."""
+        for layer in layers if found.own and parts else ():
+            x = None if layer is first or layer.entered is None else _rows_of(layer.entered, found.count)
+            if x is not None and len(x) == found.count and x.shape[1] <= FEATURES and not layer.tokens:
+                self._take_columns(found, layer.name, [_rows(x)] * 2, parts[-1], 1)
+
+    def _take_columns(self, found: Found, site: str, ends: list[Tensor], y: Tensor, steps: int) -> None:
+        take = self._ends.setdefault(site, LastSteps()).take
+        read = partial(take, site, ends[0].shape[1], steps, numbers=found.kind not in PICKED)
+        values = torch.cat([*(end.to(y.device, torch.float32) for end in ends), y.to(torch.float32)], dim=1)
+        self._out.append(ClueSample("target.column", site, values.contiguous(), read))
 
 
 def _state_weights(module: nn.Module) -> list[Tensor]:
     held = torch_private.parameters(module) if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) else []
     return [p for key, p in held if "weight_hh" in key]
-
-
-def _drawn_by(loader: DataLoader[Any]) -> int:
-    """Return the samples of a loader's batch, 0 where one batch holds all of its data or the number is not known."""
-    try:
-        whole = len(loader.dataset)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
-        return 0
-    return loader.batch_size if loader.batch_size and loader.batch_size < whole else 0
 
 
 def _pair(term: Term) -> tuple[int, list[Tensor]]:

@@ -87,7 +87,6 @@ class Found:
         answers: Whether all parts of the loss are known, of this model alone, and targets are answers.
         count: Predictions of the whole batch.
         mistakes: What the structure showed.
-        anew: Whether the whole batch is here, and was drawn anew since the last reading.
         asked: Whether inputs are what the model was given, not what entered its first layer.
         graded: Whether the columns after the inputs are answers, and then their gradients, of a loss that is not known.
     """
@@ -114,7 +113,6 @@ class Found:
     answers: bool = False
     count: int = 0
     mistakes: dict[str, float] = field(default_factory=dict)
-    anew: bool = False
     asked: bool = False
     graded: bool = False
 
@@ -130,7 +128,6 @@ class Remembered:
         self._varies = False
         self._signs: list[Floats] = []
         self._chosen: list[float] = []
-        self._batch, self._repeats = b"", 0
         self._levels: deque[float] = deque(maxlen=10)
         self._often = np.zeros(0)
 
@@ -147,9 +144,6 @@ class Remembered:
         x = rows[:, : found.inputs]
         out: dict[str, float] = {}
         mistakes = dict(found.mistakes)
-        batch = np.delete(rows, np.s_[found.inputs : found.inputs + found.outputs], axis=1).tobytes()
-        self._repeats = self._repeats + 1 if found.anew and batch == self._batch else 0
-        self._batch = batch
         if found.kind is not None:
             predictions, targets = np.split(rows[:, found.inputs :], 2, axis=1)
             here = np.isfinite(predictions).all(axis=1) & np.isfinite(targets).all(axis=1)
@@ -157,7 +151,6 @@ class Remembered:
                 self._add(found, x[here], targets[here])
                 mistakes.update(_values(found, x[here], targets[here]))
                 out.update(self._judge(found, found.kind, predictions[here], targets[here]))
-                out.update(self._copies(found))
         run = tuple(straight for straight in found.run if straight.plain or not found.bends)
         length = row_length(run)
         if not found.bends:
@@ -165,6 +158,8 @@ class Remembered:
             out["loss.idle_activations"] = float(found.idle)
             out["loss.affine_norms"] = float(sum(straight.normalised for straight in run[:-1]))
         told = {metric: {found.site: value} for metric, value in out.items() if not math.isnan(value)}
+        if out:
+            told.update({metric: {found.input_site: value} for metric, value in self._copies(found).items()})
         if length > 1:
             told["layer.row"] = {straight.name: float(length) for straight in run}
         if found.pairs and found.bends:
@@ -173,8 +168,6 @@ class Remembered:
             stats = input_statistics(x)
             told.update({metric: {found.input_site: value} for metric, value in stats.items()})
             told["input.normalised"] = {found.input_site: float(found.normalised)}
-        if found.inputs and len(x) > 1 and not found.asked:
-            told["input.repeats"] = {found.input_site: float(self._repeats)}
         told.update({f"mistake.{name}": {found.site: value} for name, value in mistakes.items()})
         return told
 

@@ -71,7 +71,7 @@ class InitialInstrument(Instrument):
             for name, module in model.named_modules()
             if isinstance(module, (*_LAYERS, nn.Embedding)) or _is_own(module)
             for key, weight in module.named_parameters(recurse=False)
-            if weight.dim() >= 2 and weight.shape[0] >= 2 and weight[0].numel() >= 2
+            if weight.dim() >= 2 and len(weight) and weight[0].numel() >= 2
         }
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         own = tables | {id(w) for m in model.modules() if _is_own(m) for w in m.parameters(recurse=False)}
@@ -106,6 +106,8 @@ class InitialInstrument(Instrument):
         held = self._held()
         if self._steps == 1:
             held = [(name, weight) for name, weight in held if name not in self._tables]
+        else:  # a single row has no other to be compared with
+            held = [(name, weight) for name, weight in held if len(weight) > 1]
         named = [(name, local(weight)) for name, weight in held if id(weight) in mine or self._steps == LATER]
         if not named:
             return

@@ -24,10 +24,15 @@ ROWS = 128
 """Fewest different samples that are judged."""
 VALUES = 16
 """Fewest different values of a continuous target."""
+CLASSES = 64
+"""Classes of which each may have a column of its own."""
 MEMBERS = 8
 """Fewest samples of a class."""
-ROUNDING = 1e-5
-"""What a target may differ from a column that was scaled, as a share of its spread."""
+ROUNDING, COARSE = 1e-5, 2e-3
+"""What a target may differ from a column that was scaled, as a share of its spread: in a sequence, and in a table.
+
+In a table, half precision may have rounded it, and no earlier step is nearly the same.
+"""
 SHARED = 0.02
 """Least share of values that neighbouring columns have in common where rows are windows of one series."""
 
@@ -35,9 +40,9 @@ SHARED = 0.02
 def copies(x: Floats, y: Floats, steps: tuple[int, int], *, numbers: bool) -> tuple[int, int]:
     """Return which column of inputs is the target, -1 for none, and how many different samples were compared.
 
-    A column counts that follows from the target in every sample by one factor and one offset. In rows that are steps
-    of a sequence it must be one of the last step: what came before is what a forecast is made of, or what is to be
-    remembered. Several targets must all be there.
+    A column counts that follows from the target in every sample by one factor and one offset, or columns of which each
+    is 1 for one class alone. In rows that are steps of a sequence it must be one of the last step: what came before is
+    what a forecast is made of, or what is to be remembered. Several targets must all be there.
 
     Args:
         x: Inputs. Shape: ``[n, inputs]``.
@@ -52,12 +57,19 @@ def copies(x: Floats, y: Floats, steps: tuple[int, int], *, numbers: bool) -> tu
     if len(x) < ROWS or (any(steps) and x.shape[1] < LEAST * y.shape[1]):
         return -1, len(x)
     places = _places(x, steps) if any(steps) else np.arange(x.shape[1])
-    found = [_copy(x, column, places, numbers=numbers) for column in y.T]
-    return (found[0] if found and min(found) >= 0 else -1), len(x)
+    share = COARSE if any(steps) and len(places) == x.shape[1] else ROUNDING
+    classes = [] if numbers else [(y[:, 0] == label).astype(np.float64) for label in distinct(y)[:CLASSES]]
+    for wanted in ([*y.T], classes):
+        found = [_copy(x, column, places, share, numbers=numbers) for column in wanted]
+        if found and min(found) >= 0:
+            return found[0], len(x)
+    return -1, len(x)
 
 
 class LastSteps:
     """The last steps of sequences and their targets, as layers are given them that take all steps as rows.
+
+    An input beside a wider one is a sequence of one step.
 
     Used on the worker thread only.
     """
@@ -71,7 +83,7 @@ class LastSteps:
         """Return which number of the last step is the target, counted from that of the first.
 
         Args:
-            site: Of the loss.
+            site: The layer that they enter.
             columns: Numbers of each step.
             steps: Steps of a sequence.
             values: The last step if time is the first dimension, the same if samples are, and the targets.
@@ -82,7 +94,7 @@ class LastSteps:
             self._rows.popleft()
         rows = np.concatenate(self._rows).astype(np.float64)
         y = rows[:, 2 * columns :]
-        if steps * columns < LEAST * y.shape[1]:
+        if steps > 1 and steps * columns < LEAST * y.shape[1]:
             return {}
         told = [
             copies(rows[:, order * columns : (order + 1) * columns], y, (0, 0), numbers=numbers) for order in (0, 1)
@@ -115,8 +127,8 @@ def _is_window(x: Floats) -> bool:
     return median(np.asarray(shared, dtype=np.float64)) > SHARED
 
 
-def _copy(x: Floats, y: Floats, places: npt.NDArray[np.int64], *, numbers: bool) -> int:
-    """Return the first of some columns that is the target, -1 for none."""
+def _copy(x: Floats, y: Floats, places: npt.NDArray[np.int64], share: float, *, numbers: bool) -> int:
+    """Return the first of some columns that is the target but for a share of its spread, -1 for none."""
     values, counts = np.unique(y, return_counts=True)
     continuous = numbers and len(values) >= VALUES
     if not continuous and (
@@ -126,7 +138,7 @@ def _copy(x: Floats, y: Floats, places: npt.NDArray[np.int64], *, numbers: bool)
     a, b = x[:, places] - x[:, places].mean(axis=0), y - y.mean()
     size = np.square(a).sum(axis=0)
     slope = np.divide(a.T @ b, size, out=np.zeros_like(size), where=size > 0)
-    same = np.abs(b[:, None] - a * slope).max(axis=0) <= ROUNDING * b.std()
+    same = np.abs(b[:, None] - a * slope).max(axis=0) <= share * b.std()
     return int(places[same][0]) if same.any() else -1
 
 
@@ -153,8 +165,8 @@ class LeakedTarget(Check):
 
     Not reported:
         Targets that are the inputs as a whole, or more than a quarter of them; earlier steps of a sequence; a target
-        that can be computed only from several columns together; fewer than 128 different samples; fewer than 4 columns;
-        images.
+        that can be computed only from several columns together; fewer than 128 different samples; a single input of
+        fewer than 4 columns; images.
 
     Attributes:
         samples: Minimum number of different samples.
@@ -173,6 +185,7 @@ class LeakedTarget(Check):
             column, rows = seen(record, "target.column", site), seen(record, "target.compared", site) or 0.0
             if column is None or column < 0 or rows < self.samples:
                 continue
+            place = f" of {site}" if site else ""
             return (
                 Finding(
                     IssueType.LEAKAGE,
@@ -180,8 +193,8 @@ class LeakedTarget(Check):
                     ("input",),
                     rows,
                     float(self.samples),
-                    f"Column {number(column)} of the inputs equals the target, in each of {number(rows)} different "
-                    "samples: the model copies the target from its input.",
+                    f"Column {number(column)} of the inputs{place} equals the target, in each of {number(rows)} "
+                    "different samples: the model copies the target from its input.",
                     f"remove it from the inputs, x = torch.cat([x[:, :{int(column)}], x[:, {int(column)} + 1:]], "
                     "dim=1), or end the window one step before the target; remove any other feature derived from "
                     "the target too.",

@@ -2,21 +2,158 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.data import DataLoader
+
+from gradflow_export.autograd_graph.layer_graph import FirstLayer
+from gradflow_export.hooks.instances import instances
+from gradflow_export.hooks.readings import ClueSample
+from gradflow_export.metrics.arrays.local import local
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
 from gradflow_export.rules.evidence import layers_of, seen
 from gradflow_export.rules.history import History
+
+ROWS, COLUMNS = 256, 64
+"""Samples of a batch, at most, and numbers of each that are compared."""
+TIMES = 10
+"""How many times as many numbers there must be elsewhere as a batch holds."""
+PROBES, RUN = 8, 16
+"""Samples that are searched for in memory, and successive numbers of each."""
+ROUNDING = 1e-5
+"""Difference of equal numbers, as a share of the greatest: some targets are known from a difference alone."""
+AGAIN = 3
+"""Equal batches in a row after which memory is searched for more data."""
+
+
+class Draws:
+    """Counts the batches in a row that hold the same samples, although each is a new tensor and more data exist.
+
+    More data are known from a loader that draws batches of this size, from a larger tensor of which the batch is a
+    part, or from one that holds the same numbers among others; the last is looked for on the CPU only, and once.
+    """
+
+    def __init__(self) -> None:
+        self._entered: dict[str, StorageWeakRef] = {}
+        self._drawn: frozenset[int] | None = None
+        self._probes: dict[str, tuple[Tensor, int]] = {}
+        self._more: dict[str, bool] = {}
+        self._last: dict[str, tuple[npt.NDArray[np.float32], int]] = {}
+
+    def see(self, first: FirstLayer | None, targets: Tensor | None) -> Iterator[ClueSample]:
+        """Yield what the worker compares with the batch before, if this one was drawn from more data.
+
+        Args:
+            first: The layer that the batch enters.
+            targets: What the loss compares predictions with, if known.
+        """
+        if first is None or first.entered is None or not 1 < len(first.entered) <= ROWS:
+            return
+        x = local(first.entered)
+        storage = x.untyped_storage()
+        before = self._entered.get(first.name)
+        self._entered[first.name] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        gone = before is not None and before.expired()  # type: ignore[no-untyped-call]
+        part = before is not None and storage.nbytes() >= TIMES * x.numel() * x.element_size()
+        loaded = gone and self._is_loaded(len(x))
+        if not (part or loaded or (gone and self._is_held(first.name, x))):
+            return
+        y = None if targets is None or len(targets) != len(x) else local(targets)
+        known = [each for each in (x, y) if each is not None]
+        parts = [each.reshape(len(x), -1)[:, :COLUMNS].to(x.device, torch.float32) for each in known]
+        read = partial(self._count, first.name, parts[0].shape[1], loaded)
+        yield ClueSample("input.repeats", first.name, torch.cat(parts, dim=1).contiguous(), read)
+
+    def clear(self) -> None:
+        """Forget all batches, but for what the worker, which may be behind, compares."""
+        for kept in (self._entered, self._probes, self._more):
+            kept.clear()
+
+    def _is_loaded(self, count: int) -> bool:
+        if self._drawn is None:  # only now: the search looks at every object there is
+            self._drawn = frozenset(size for loader in instances(DataLoader) if (size := _drawn_by(loader)))
+        return count in self._drawn
+
+    def _is_held(self, name: str, x: Tensor) -> bool:
+        """Whether a batch is the same as before, and its numbers stand in memory among many others."""
+        if x.device.type != "cpu" or x.layout is not torch.strided or self._more.get(name) is False:
+            return False
+        run = min(RUN, x.shape[-1]) if x.dim() > 1 else 1
+        probe = x.reshape(len(x), -1)[:: -(-len(x) // PROBES), :run].clone()
+        before, times = self._probes.get(name, (probe[:0], 0))
+        times = times + 1 if torch.equal(before, probe) else 0
+        self._probes[name] = probe, times
+        if times == AGAIN and name not in self._more:
+            self._more[name] = _is_held_elsewhere(probe, TIMES * x.numel())
+        return times >= AGAIN and self._more[name]
+
+    def _count(
+        self, name: str, inputs: int, loaded: bool, values: npt.NDArray[np.float32]
+    ) -> dict[str, dict[str, float]]:
+        """Return how many batches in a row held the same; augmented inputs differ, and targets tell them."""
+        y = values[:, inputs:]
+        batch = (y if loaded and _is_irregular(y) else values).copy()  # of a buffer that is used again
+        before, times = self._last.get(name, (values[:0], 0))
+        alike = before.shape == batch.shape and np.allclose(before, batch, ROUNDING, ROUNDING * np.abs(batch).max())
+        self._last[name] = batch, times + 1 if alike else 0
+        return {"input.repeats": {name: float(self._last[name][1])}}
+
+
+def _drawn_by(loader: DataLoader[Any]) -> int:
+    """Return the samples of a loader's batch, 0 where one batch holds all of its data or the number is not known."""
+    try:
+        whole = len(loader.dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return 0
+    return loader.batch_size if loader.batch_size and loader.batch_size < whole else 0
+
+
+def _is_held_elsewhere(probe: Tensor, least: int) -> bool:
+    """Whether each row of a probe stands in one tensor of so many numbers. Shape: ``[rows, successive numbers]``."""
+    if len(torch.unique(probe)) < PROBES // 2:
+        return False
+    for tensor in instances(Tensor):
+        if type(tensor) is not Tensor or tensor.dtype != probe.dtype or tensor.device != probe.device:
+            continue
+        plain = tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.requires_grad
+        if plain and tensor.numel() >= least and all(_stands_in(tensor.reshape(-1), row) for row in probe):
+            return True
+    return False
+
+
+def _stands_in(every: Tensor, run: Tensor) -> bool:
+    """Whether numbers stand one after the other in a tensor of one dimension."""
+    at = (every[: len(every) - len(run) + 1] == run[0]).nonzero()[:, 0]
+    for place, value in enumerate(run[1:], 1):
+        at = at[every[at + place] == value]
+    return len(at) > 0
+
+
+def _is_irregular(y: npt.NDArray[np.float32]) -> bool:
+    """Whether targets come in no order that somebody would choose: neither sorted nor repeated nor nearly all alike."""
+    if len(y) < 2 * PROBES or not y.shape[1]:
+        return False
+    first, order = y[:, 0], np.sign(np.diff(y[:, 0]))
+    mixed = bool((order > 0).any() and (order < 0).any())
+    return mixed and all(float((first[:-lag] == first[lag:]).mean()) < 0.9 for lag in range(1, len(first) // 2))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SameBatch(Check):
     """Report loops whose batches hold the same samples in the same order at each step, although each is loaded anew.
 
-    Training on all data at once, or overfitting one batch as a test, keeps the same tensor. A batch that is loaded
-    again at each step with the same content is a mistake.
+    Training on all data at once, or overfitting one batch as a test, keeps the same tensor. A batch that is loaded,
+    indexed or sliced again at each step with the same content, while there are more data, is a mistake. If a loader
+    draws it, equal targets in an irregular order suffice, because augmented inputs differ.
 
     Why it is bad:
         The model memorizes a few samples. The loss goes to 0 as if training worked, and nothing is learned from the
@@ -33,8 +170,8 @@ class SameBatch(Check):
                 loss = F.cross_entropy(model(x), y)
 
     Not reported:
-        No loader draws batches of this size from more data, for example if all data are one batch; the batch is at the
-        same memory address; batches of more than 256 samples; the order of the samples changes.
+        The same tensor at each step; all data are one batch; no loader draws batches of this size, and no tensor on
+        the CPU holds the batch among ten times as many numbers; more than 256 samples; another order of the samples.
 
     Attributes:
         repeats: Number of consecutive readings with the same samples.
@@ -65,7 +202,8 @@ class SameBatch(Check):
                     float(self.repeats),
                     f"{number(times + 1)} consecutive batches, each loaded anew, held the same samples, up to step "
                     f"{record.step}: the rest of the data is never used.",
-                    "iterate over the loader, for x, y in loader, instead of calling next(iter(loader)) at each step.",
+                    "iterate over the loader, for x, y in loader, instead of calling next(iter(loader)) at each step; "
+                    "with indices, draw new ones at each step, torch.randperm(len(x))[:n], without resetting the seed.",
                     cause="same batch",
                     origin="same batch",
                 ),

@@ -14,7 +14,7 @@ from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import fall, fell, none_better
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import first_step, margin, margins, steps_of_layers
-from gradflow_export.rules.signals import AGAIN, begun, converged, settled, stuck, warms_up
+from gradflow_export.rules.signals import AGAIN, converged, settled, stuck, warms_up
 
 _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
 """What leaves a loss flat at any learning rate."""
@@ -50,7 +50,6 @@ class LearningRate(Rule):
         hardly: See ``straight``.
         settle: Number of steps before such small updates are judged.
         jump: Highest earlier learning rate, as a fraction of one that counts as raised.
-        leap: Minimum fraction of the last learning rate that counts as the same, where it rose in one step.
         undone: Minimum number of losses at a raised learning rate.
         least: Minimum number of losses before anything is reported.
         fallen: Fraction of the first loss below which the loss has fallen.
@@ -68,7 +67,6 @@ class LearningRate(Rule):
     hardly: float = 0.75
     settle: int = 80
     jump: float = 0.35
-    leap: float = 0.5
     undone: int = 20
     least: int = 20
     fallen: float = 0.95
@@ -108,7 +106,6 @@ class LearningRate(Rule):
         found = (
             *self._large(history, first, now),
             *self._raised(history, first, now),
-            *_leapt(history, self.leap, self.jump),
             *_clipped(record, history, self.decayed, self.nothing),
             *(() if converged(record, history) or settled(history) else self._small(record, history, first, now)),
         )
@@ -143,7 +140,7 @@ class LearningRate(Rule):
         )
         advice = f"lower the learning rate{lower}; updates of about 0.1 % of the weight norm are usual."
         since = int(steps[int(np.argmax(big))])
-        yield _finding(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
+        yield rate_finding(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
 
     def _raised(self, history: History, first: float, now: float) -> Iterable[Finding]:
         """Yield where a rate that was raised undid what a lower one had learned, and stays where it is."""
@@ -171,7 +168,7 @@ class LearningRate(Rule):
             f"the learning rate rose from {number(old)} to {number(new)} at step {since}, and the loss, "
             f"{number(level)} before, is back at {number(now)}, about its initial value ({number(first)})."
         )
-        yield _finding(Severity.HIGH, new / old, 1.0 / self.jump, message, _stay(old), "too large", since, True)
+        yield rate_finding(Severity.HIGH, new / old, 1.0 / self.jump, message, stay(old), "too large", since, True)
 
     def _small(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         rate = history.run("learning_rate")
@@ -213,7 +210,7 @@ class LearningRate(Rule):
             )
         elif min(needed) * scale < self.steps:  # it would be no small step if nothing were clipped
             advice = _limit(whole * scale, whole)
-        found = _finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
+        found = rate_finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
         yield replace(found, follows_from=_FLAT)
 
     def _timid(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
@@ -240,7 +237,7 @@ class LearningRate(Rule):
             f"raise the learning rate{more} tenfold until the loss falls; the function passed to LambdaLR must "
             "return a factor, not the learning rate itself."
         )
-        found = _finding(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
+        found = rate_finding(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
         yield replace(found, urgent=True, follows_from=_FLAT)  # what it was judged by are many gradients already
 
     def _cut_short(self, history: History) -> bool:
@@ -269,7 +266,9 @@ class LearningRate(Rule):
             "CosineAnnealingLR(optimizer, T_max=epochs * len(loader)); ReduceLROnPlateau needs mode='min' for a "
             "loss."
         )
-        yield _finding(Severity.MEDIUM, rate.last, self.decayed * rate.high, message, advice, "decayed", since, True)
+        yield rate_finding(
+            Severity.MEDIUM, rate.last, rate.high * self.decayed, message, advice, "decayed", since, True
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,28 +329,6 @@ class UnevenSteps(Rule):
         )
 
 
-def _leapt(history: History, leap: float, jump: float) -> Iterable[Finding]:
-    """Yield a learning rate above all earlier ones that came in one step, with losses above all recent ones."""
-    rate, loss = history.run("learning_rate"), history.run("loss")
-    start = int(begun(rate.steps, rate.values[:, None] >= leap * rate.last)[0]) if rate.count else 0
-    if start == len(rate.steps):
-        return
-    since = int(rate.steps[start])
-    steps, rates = rate.all()
-    old = float(rates[steps < since].max())
-    before, after = loss.values[loss.steps <= since][-32:], loss.values[loss.steps > since][-AGAIN:]
-    if old > jump * rate.last or min(len(after), len(before) / 5) < AGAIN:
-        return
-    level, now = median(before), median(after)
-    if not (after.min() > before.max() and now > 2.0 * level):
-        return
-    message = (
-        f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and each of the last "
-        f"{AGAIN} losses lies above the {len(before)} before: {number(now)}, after {number(level)}."
-    )
-    yield _finding(Severity.HIGH, rate.last / old, 1 / jump, message, _stay(old), "too large", since, True)
-
-
 def _clipped(record: StepRecord, history: History, share: float, nothing: float) -> Iterable[Finding]:
     """Yield clipping that leaves less of the gradient than any optimizer can use."""
     scale, whole = history.run("gradient.clip_scale"), history.run("gradient.total_norm").last
@@ -362,7 +339,7 @@ def _clipped(record: StepRecord, history: History, share: float, nothing: float)
             f"clipping reduces a gradient norm of {number(whole)} to {number(whole * float(left[-1]))} in each step."
         )
         advice = _limit(whole * float(left[-1]), whole)
-        yield _finding(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0]), True)
+        yield rate_finding(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0]), True)
 
 
 def _limit(left: float, whole: float) -> str:
@@ -373,7 +350,7 @@ def _limit(left: float, whole: float) -> str:
     )
 
 
-def _stay(old: float) -> str:
+def stay(old: float) -> str:
     """Return what to do about a rate that rose from one that was good."""
     return (
         f"keep the learning rate at {number(old)} or below; a decaying schedule multiplies it by a factor below 1: "
@@ -381,7 +358,7 @@ def _stay(old: float) -> str:
     )
 
 
-def _finding(
+def rate_finding(
     severity: Severity, value: float, most: float, message: str, advice: str, cause: str, since: int, many: bool = False
 ) -> Finding:
     """Return what is wrong with a learning rate; ``many``: it was judged by many losses already."""

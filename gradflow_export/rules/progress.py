@@ -26,7 +26,10 @@ ZERO_GRADIENT = "zero gradient"
 ROUNDING = "rounding"
 UNCHOSEN = "not chosen"
 TAKEN_BACK = "taken back"
+CUT = "cut off"
 
+_DECAYED = 1e-2
+"""Share of its maximum below which a learning rate leaves weights as they are."""
 _MISSING = np.float32(np.nan)
 _SHUT = ("activation.zero_share", "activation.saturated_share")
 
@@ -40,6 +43,9 @@ class Stagnation(Rule):
     its module while those parameters learn (the key bias of attention, a convolution's bias before BatchNorm); and a
     gradient that is zero because an activation blocks it, with all outputs 0 or saturated, which DEAD and SATURATION
     report. The last exception does not apply to modules whose parameters are all 0.
+
+    A gradient that becomes exactly 0 while another parameter of the module still gets one was cut off in
+    ``forward()``; this is reported even if the momentum of the optimizer still changes the parameter.
 
     Steps that a gradient scaler skipped do not count. A parameter that gets no gradient because no sample was routed to
     it, while similar modules learn, is reported as not chosen, with severity LOW, because a router may still choose it.
@@ -63,6 +69,7 @@ class Stagnation(Rule):
     needs: ClassVar[tuple[str, ...]] = ("parameter.changed",)
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
+        "learning_rate",
         "parameter.changed",
         "parameter.first_entries",
         "parameter.gradient_norm",
@@ -79,22 +86,26 @@ class Stagnation(Rule):
             return ()
         sites = tuple(trainable.sites)
         since, count = _unchanged(sites, readings)
-        still = trainable.present & (trainable.values > 0)
-        still &= (record.step - since + 1 >= self.span) & (count >= self.readings)
-        if not still.any():
+        trained = trainable.present & (trainable.values > 0)
+        still = trained & (record.step - since + 1 >= self.span) & (count >= self.readings)
+        cut = self._cut(history, tuple(compress(sites, trained)))
+        if not (still.any() or cut):
             return ()
-        reasons = self._reasons(record, sites, still)
+        reasons = self._reasons(record, sites, still & ~np.isin(sites, [*cut])) | {CUT: tuple(cut)}
         if NOT_OWNED in reasons:
             # An optimizer that steps more rarely than another has no learning rate to tell at this step.
             held = _with(history, Wiring.OWNED)
             reasons[NOT_OWNED] = tuple(site for site in reasons[NOT_OWNED] if site not in held)
         if converged(record, history):
             reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
+        rate = history.run("learning_rate")
+        if rate.last < _DECAYED * rate.high:  # what a schedule did, and LEARNING_RATE reports
+            reasons.pop(ROUNDING, None)
         _leave_followers(reasons, history)
         if ZERO_GRADIENT in reasons and shut(history):
             reasons[ZERO_GRADIENT] = self._blank(record, sites, reasons[ZERO_GRADIENT])
         _part_unchosen(reasons, {pattern(sites[index]) for index in np.flatnonzero(~still)}, history)
-        first = dict(zip(sites, since.tolist(), strict=True))
+        first = dict(zip(sites, since.tolist(), strict=True)) | cut
         return tuple(
             self._finding(why, layers, int(first[layers[0]]), record.step, trainable)
             for why, layers in reasons.items()
@@ -105,7 +116,7 @@ class Stagnation(Rule):
         """Whether all have moved; a reading or two that excuse their rest are no end of it."""
         readings = history.at_sites("parameter.changed")
         moved = np.flatnonzero((readings.present[-1:] & (readings.values[-1:] > 0)).any(axis=0))
-        return {readings.sites[index] for index in moved}.issuperset(issue.layers)
+        return issue.cause != CUT and {readings.sites[index] for index in moved}.issuperset(issue.layers)
 
     def _reasons(
         self, record: StepRecord, sites: tuple[str, ...], still: npt.NDArray[np.bool_]
@@ -126,6 +137,19 @@ class Stagnation(Rule):
         found = dict.fromkeys(why[still].tolist())
         return {reason: tuple(compress(sites, still & (why == reason))) for reason in found if reason}
 
+    def _cut(self, history: History, sites: tuple[str, ...]) -> dict[str, int]:
+        """Return since when parameters get a gradient of exactly 0, beside others of their module that have one."""
+        norms = history.at_sites("parameter.gradient_norm")
+        if len(norms.steps) <= self.readings or shut(history):
+            return {}
+        lately = (norms.present & (norms.values > 0))[-self.readings - 1 :]
+        learn = {owner(norms.sites[index]) for index in np.flatnonzero(lately.all(axis=0))}
+        had = dict(zip(norms.sites, norms.first.tolist(), strict=True))
+        since, count = _unchanged(sites, norms)
+        rests = (norms.steps[-1] - since + 1 >= self.span) & (count > self.readings)
+        cut = zip(sites, since.tolist(), rests.tolist(), strict=True)
+        return {site: start for site, start, still in cut if still and had[site] > 0 and owner(site) in learn}
+
     def _blank(self, record: StepRecord, sites: tuple[str, ...], layers: tuple[str, ...]) -> tuple[str, ...]:
         """Return those parameters whose modules hold nothing but zeros."""
         sizes = _at(record, "parameter.weight_norm", sites)
@@ -136,10 +160,10 @@ class Stagnation(Rule):
         total = int((trainable.present & (trainable.values > 0)).sum())
         severity = Severity.HIGH if 2 * len(layers) >= total else Severity.MEDIUM
         severity = Severity.LOW if why == UNCHOSEN else severity
-        message = (
-            f"{len(layers)} of {total} trainable parameters ({some(layers)}) did not change in "
-            f"{number(step - since + 1)} steps: {why}."
-        )
+        what = f"did not change in {number(step - since + 1)} steps: {why}."
+        if why == CUT:
+            what = "had a gradient before, and get exactly 0 now, while other parameters of their modules get one."
+        message = f"{len(layers)} of {total} trainable parameters ({some(layers)}) {what}"
         return Finding(
             IssueType.STAGNATION,
             severity,
@@ -304,6 +328,8 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         "once per step and has not ended.",
         ZERO_GRADIENT: "a layer after {layer} blocks the gradient: look for dead ReLU units, weights initialized "
         "to 0 (use nn.init.kaiming_normal_), or a mask that removes its output.",
+        CUT: "look for what forward() does to {layer} since that step: round, sign, argmax or .detach() pass no "
+        "gradient, weight + (round(weight) - weight).detach() does (straight-through estimator).",
         ROUNDING: "each update is smaller than half the spacing of the weights' floating-point format: keep the "
         "weights in float32 and use torch.autocast for bfloat16, or raise the learning rate.",
     }

@@ -15,7 +15,7 @@ from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.statistics import median, theil_sen
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import reading_of
+from gradflow_export.rules.evidence import none_better, reading_of
 from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.sampled import SURE
 from gradflow_export.rules.signals import Chain, Floats, chains, connections, converged, outlying, owner
@@ -66,48 +66,59 @@ class Vanishing(Rule):
 
     Attributes:
         depth_gain: Minimum healthy factor over the whole chain.
+        idle: The same while the loss is at ``level``, after ``settle`` steps.
+        level: Minimum fraction of the loss of the best constant prediction.
+        settle: Number of initial steps in which a plateau is not judged.
         spread: Minimum healthy ratio of the output spread of the last block to that of the first.
         damping: Median log gain below which a shrinking forward signal counts.
         alone: Maximum part of the depth gain that may be left once single outlier blocks are excluded.
     """
 
     depth_gain: float = 1e-4
+    idle: float = 1e-2
+    level: float = 0.97
+    settle: int = 80
     spread: float = 1e-4
     damping: float = -0.3
     alone: float = 1e-2
 
     name: ClassVar[str] = "vanishing"
     needs: ClassVar[tuple[str, ...]] = ("block.gradient_norm",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the chain of this record."""
         found = tuple(
             finding
             for links in chains(record, "block.gradient_norm")
-            for finding in self._backward(links) or self._forward(record, links)
+            for finding in self._backward(links, self._limit(record, history)) or self._forward(record, links)
         )
         return () if found and converged(record, history) else found
 
-    def _backward(self, links: Chain) -> tuple[Finding, ...]:
+    def _limit(self, record: StepRecord, history: History) -> float:
+        """Return the least healthy factor: a greater one where nothing has been learned for long."""
+        idle = record.step >= self.settle and none_better(history, self.level, 5) is not None
+        return self.idle if idle else self.depth_gain
+
+    def _backward(self, links: Chain, limit: float) -> tuple[Finding, ...]:
         # A gradient that drops to exactly 0 is blocked (dead, masked); one that vanished fades before it is 0.
         alive = np.isfinite(links.logs)
         if not alive[-1] or int(alive.sum()) < 2:
             return ()
         gains = Chain(links.sites, links.logs[alive]).log_gains
         depth = float(links.logs[alive][0] - links.logs[-1])
-        if not depth < math.log(self.depth_gain):
+        if not depth < math.log(limit):
             return ()
         flags = outlying(gains, math.log(20.0), 6.0)
         if flags.any() and not float(gains[~flags].sum()) < math.log(self.alone):
             return ()
-        layers = _worst(links, depth, math.log(self.depth_gain))
+        layers = _worst(links, depth, math.log(limit))
         typical = math.exp(median(gains))
         message = (
             f"the gradient at {layers[0]} is {number(math.exp(depth))} of the one at {links.sites[-1]}: "
             f"each block passes on about {number(typical)} of it (healthy: 0.5 to 2)."
         )
-        return (self._finding(layers, math.exp(depth), self.depth_gain, grade(depth), message, typical),)
+        return (self._finding(layers, math.exp(depth), limit, grade(depth), message, typical),)
 
     def _forward(self, record: StepRecord, links: Chain) -> tuple[Finding, ...]:
         spreads, gains = _spreads(record, links), links.log_gains[np.isfinite(links.log_gains)]

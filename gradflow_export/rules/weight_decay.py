@@ -1,10 +1,10 @@
-"""Weights that are pulled to 0 faster than they learn: LEARNING_RATE."""
+"""What undoes learning: weights that are pulled to 0, and rates that rise at once: LEARNING_RATE."""
 
 from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -12,9 +12,10 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import constant_level, fall, still_falls
+from gradflow_export.rules.evidence import constant_level, fall, none_better, still_falls
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import stuck
+from gradflow_export.rules.learning_rate import rate_finding, stay
+from gradflow_export.rules.signals import AGAIN, stuck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,7 @@ class WeightDecay(Rule):
     and Adam, where the decay is part of the gradient, then moves the weights by the whole learning rate.
 
     If the loss of the best constant prediction is not known, the loss must be at its initial level or rise beyond its
-    own noise, or the weights must be nearly 0.
+    own noise. If the weights are nearly 0, it may fall a little, or as far as a penalty on them is part of it.
 
     Attributes:
         shrunk: Fraction of its initial norm to which a weight has shrunk.
@@ -37,6 +38,7 @@ class WeightDecay(Rule):
         usual: Minimum and maximum initial gain of the weights that are judged.
         level: Minimum loss, as a fraction of that of the best constant prediction.
         gone: Fraction of its norm at which a weight counts as nearly 0.
+        rests: Fraction of its value a third into the run above which a loss above 0 has hardly fallen since.
         sure: Minimum z-score of a rising loss.
         faded: Depth gain of the first step below which the gradient had vanished before any decay.
         patience: In losses, which are read at every step.
@@ -48,6 +50,7 @@ class WeightDecay(Rule):
     usual: tuple[float, float] = (0.1, 4.0)
     level: float = 0.6
     gone: float = 0.05
+    rests: float = 0.9
     sure: float = 3.0
     faded: float = 1e-4
     patience: int = 3
@@ -73,17 +76,27 @@ class WeightDecay(Rule):
         if not columns.any() or not near.any():
             return ()
         past = np.where(sizes.present, sizes.values, 0.0)[near][:, columns].astype(np.float64)
-        now, begun = past[-1], np.maximum.reduce(past)
+        first = sizes.first[columns] if record.step <= self.steps else past[0]
+        now, begun = past[-1], np.fmax(np.maximum.reduce(past), first)
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)
         left = np.where(told, now / np.where(told, begun, 1.0), 1.0)
         share = float(np.count_nonzero(left <= self.shrunk) / len(left))
         if share < self.share or history.run("gain.depth").first < math.log(self.faded):
             return ()  # at nearly every record; what follows takes longer
         level, typical = constant_level(history), median(left)
-        losses = history.run("loss").whole()[1]
+        loss = history.run("loss")
+        losses = loss.whole()[1]
         rises = fall(-losses[len(losses) // 3 :]) >= self.sure
-        nothing = typical <= self.gone or not math.isnan(level) or rises or stuck(history, record.step, span=100)
-        if median(history.run("loss").values[-5:]) < self.level * level or not nothing or still_falls(history):
+        nothing = not math.isnan(level) or rises or stuck(history, record.step, span=100)
+        if typical <= self.gone:  # a penalty that falls with the weights may be part of the loss, or most of it
+            known = len(history.at_sites("loss.over_constant").steps) or history.run("loss.over_constant").count
+            late = losses[len(losses) // 3 :]
+            rests = loss.low > 0 and median(late[-10:]) > self.rests * median(late[:10])
+            nothing = none_better(history, self.level, 3) is not None if known else rises or rests
+            level = math.nan
+        elif still_falls(history):
+            return ()
+        if median(loss.values[-5:]) < self.level * level or not nothing:
             return ()
         return (
             Finding(
@@ -103,6 +116,61 @@ class WeightDecay(Rule):
                 follows_from=(IssueType.BAD_INIT, IssueType.DATA_SCALE),
             ),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateLeap(Rule):
+    """Report learning rates that rise at once to several times all earlier ones, with losses that lie higher since.
+
+    Either the last few losses lie above all recent ones, and are twice as high; or, ``later`` steps and more after the
+    rise, the losses since, without the first of many, lie above those just before it, beyond their noise.
+
+    Attributes:
+        leap: Minimum fraction of the last learning rate that counts as the same.
+        jump: Highest earlier learning rate, as a fraction of the last one.
+        later: Number of losses since the rise of which the first third is left out.
+        higher: Minimum ratio of their medians.
+        sure: Minimum z-score.
+    """
+
+    leap: float = 0.5
+    jump: float = 0.35
+    later: int = 16
+    higher: float = 1.25
+    sure: float = 3.0
+
+    name: ClassVar[str] = "rate-leap"
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the losses before and after the last rise."""
+        rate, loss = history.run("learning_rate"), history.run("loss")
+        if not rate.low <= self.jump * rate.last or loss.low <= 0:  # nearly all runs end here
+            return ()
+        steps, rates = rate.all()
+        lower = np.flatnonzero(rates < self.leap * rate.last)
+        start = int(lower[-1]) + 1 if len(lower) else 0
+        if not AGAIN <= start <= len(rates) - AGAIN:
+            return ()
+        since, old = int(steps[start]), float(rates[:start].max())
+        before, after = loss.values[loss.steps <= since], loss.values[loss.steps > since]
+        if old > self.jump * rate.last or min(len(after), len(before) / 5) < AGAIN:
+            return ()
+        sudden, late = after[-AGAIN:], after[len(after) // 3 if len(after) >= self.later else 0 :]
+        recent = before[-2 * len(late) :]
+        level, now = median(recent), median(sudden)
+        leapt = float(sudden.min()) > float(before[-2 * self.later :].max()) and now > 2.0 * level
+        lasts = loss.steps[-1] >= since + 2 * self.later and median(late) > self.higher * level
+        if not (leapt or (lasts and fall(-np.concatenate((recent, late)), len(recent)) >= self.sure)):
+            return ()
+        message = (
+            f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and the losses since "
+            f"lie above those before: {number(now)}, after {number(level)}."
+        )
+        severity = Severity.HIGH if leapt else Severity.MEDIUM
+        found = rate_finding(severity, rate.last / old, 1 / self.jump, message, stay(old), "too large", since)
+        return (replace(found, urgent=True),)
 
 
 @functools.lru_cache(maxsize=8)

@@ -94,3 +94,12 @@ def test_cosines_made_smaller_in_a_loss_written_out(level):
     cosines = F.normalize(one(x), dim=1) @ F.normalize(other(x), dim=1).T
     told = [[name for name, _, _ in forms_of(level(s).mean())] for s in (cosines * 0.1, cosines / 0.1)]
     assert told == [["cosines given to cross-entropy"], []]
+
+
+def test_cosines_of_two_views_made_smaller_behind_a_mask():
+    """Views are put together, and what belongs to the sample itself is masked, before the cross-entropy."""
+    z = torch.cat([F.normalize(one(x), dim=1), F.normalize(other(x), dim=1)])
+    scores = [(z @ z.T * scale).masked_fill(torch.eye(len(z), dtype=torch.bool), -1e9) for scale in (0.2, 5.0)]
+    target = torch.arange(len(z)).roll(len(x))
+    told = [[name for name, _, _ in forms_of(F.cross_entropy(s, target))] for s in scores]
+    assert told == [["cosines given to cross-entropy"], []]

@@ -67,9 +67,12 @@ class BadInit(Check):
         worse: Minimum first loss, as a multiple of that of the best constant prediction.
         head: The same if the last layer's own weights are too large, whether or not the loss comes down.
         after: Number of steps within which it may come down by itself.
+        bad: The same, if the loss is still above that of the best constant prediction after twice as many steps.
         gain: Minimum root mean square of the weights times the root of the number of inputs.
+        wide: The same for half of the layers.
         tiny: Maximum such number for most layers if the signal vanishes; PyTorch's default is 0.58.
         depth: Maximum log gain over the whole chain at the first step if the signal vanishes.
+        shallow: The same, if the loss is at ``level`` after three times ``after`` steps.
         inputs: Maximum magnitude of inputs that are not themselves the cause.
         one_sided: Minimum absolute mean of the weights relative to their root mean square.
         great: Minimum gain of such weights.
@@ -86,9 +89,12 @@ class BadInit(Check):
     worse: float = 5.0
     head: float = 4.0
     after: int = 20
+    bad: float = 2.0
     gain: float = 4.0
+    wide: float = 2.5
     tiny: float = 0.35
     depth: float = -8.0
+    shallow: float = -5.0
     inputs: float = 10.0
     one_sided: float = 0.75
     great: float = 2.0
@@ -171,11 +177,14 @@ class BadInit(Check):
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
         if not (len(over.steps) and len(gains.steps)):  # read at the same step for the first time
             return
+        high = over.present[-3:].all(axis=0) & (over.values[-3:] > 1.0).all(axis=0)
         worse = over.present[-1] & (over.first >= self.worse) & (over.values[-1] > 1.0)
+        if record.step >= 2 * self.after:
+            worse |= high & (over.first >= self.bad)
         first = gains.first
         order = np.argsort(-np.nan_to_num(first), kind="stable")
-        names = tuple(gains.sites[i] for i in order if first[i] >= self.gain)
-        if names and worse.any():
+        names = tuple(gains.sites[i] for i in order if first[i] >= self.wide)
+        if names and worse.any() and (2 * len(names) >= len(first) or float(np.nanmax(first)) >= self.gain):
             greatest, times = float(first[order[0]]), float(over.first[worse].max())
             message = (
                 f"the initial loss was {number(times)} times that of the best constant prediction and is still "
@@ -254,11 +263,14 @@ def _small(check: BadInit, record: StepRecord, history: History) -> Iterable[Fin
     depth, gains, loss = history.run("gain.depth"), history.at_sites("parameter.initial_gain"), history.run("loss")
     if record.step < check.after or depth.count == 0 or not len(gains.steps) or loss.count < 10:
         return
-    if not (depth.first <= check.depth and loss.low > 0 and median(loss.values[-10:]) > 0.95 * loss.first):
+    known = len(history.at_sites("loss.over_constant").steps) > 0
+    flat = none_better(history, check.level, 5) is not None if known and record.step >= 3 * check.after else False
+    falls = not flat and (loss.low <= 0 or depth.first > check.depth or median(loss.values[-10:]) <= 0.95 * loss.first)
+    if falls or depth.first > check.shallow:
         return
     first = gains.first
     small = np.isfinite(first) & (first > 0) & (first <= check.tiny)
-    if 2 * int(small.sum()) <= len(first) or len(first) < 3:
+    if 2 * int(small.sum()) <= len(first) or len(first) < 2:
         return
     names = tuple(gains.sites[index] for index in np.flatnonzero(small))
     usual = median(first[small])

@@ -1,0 +1,154 @@
+"""The same batch for ever, targets among the inputs, gradients that are cut off: facts, each beside programs without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from gradflow_export import Exporter, IssueType, MemoryWriter
+
+ROWS = 480
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+class Two(nn.Module):
+    """Takes a table and a further number of each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.beside, self.out = nn.Linear(6, 16), nn.Linear(1, 4), nn.Linear(20, 1)
+
+    def forward(self, x, beside):
+        return self.out(torch.cat([self.table(x), self.beside(beside)], 1).relu())
+
+
+def net(inputs=6, outputs=3):
+    return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, outputs))
+
+
+def found(model, loss, steps, kind):
+    """Train on a loss that draws its own batch; return the issues of a type."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, budget=None).watch() as exporter:
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss(step).backward()
+            optimizer.step()
+    return [issue for issue in exporter.issues if issue.issue_type is kind]
+
+
+def drawn(x, y, which):
+    """Return what draws the batch of a step; those that always hold the same samples begin with ``same``."""
+    held = x[:24].clone(), y[:24].clone()
+    order, first = torch.randperm(len(x)).split(24), torch.arange(24)
+    loader = DataLoader(TensorDataset(x, y), batch_size=24)
+
+    def augmented(_t):
+        a, b = next(iter(loader))
+        return a + 0.1 * torch.randn_like(a), b
+
+    return {
+        "same indices": lambda _t: (x[first], y[first]),
+        "same slice": lambda _t: (x[:24], y[:24]),
+        "same loader": lambda _t: next(iter(loader)),
+        "same, augmented": augmented,
+        "other indices": lambda t: (x[order[t % len(order)]], y[order[t % len(order)]]),
+        "one tensor": lambda _t: held,
+        "most data": lambda _t: (x[torch.arange(200)], y[torch.arange(200)]),
+    }[which]
+
+
+SAME = ("same indices", "same slice", "same loader", "same, augmented")
+OTHER = ("other indices", "one tensor", "most data")
+
+
+@pytest.mark.parametrize("which", SAME + OTHER)
+def test_a_batch_that_is_drawn_anew_and_always_the_same_while_there_are_more_data(which):
+    """However it is drawn; the same tensor, most of the data at once, or other samples are in order."""
+    x = torch.randn(ROWS, 6)
+    y = torch.randint(3, (ROWS,))
+    batch = drawn(x, y, which)
+    model = net()
+
+    def loss(step):
+        a, b = batch(step)
+        return F.cross_entropy(model(a), b)
+
+    issues = found(model, loss, 30, IssueType.BAD_TARGETS)
+    assert [issue.cause for issue in issues] == (["same batch"] if which in SAME else [])
+
+
+@pytest.mark.parametrize("leaks", [True, False])
+@pytest.mark.parametrize("kind", ["classes", "half precision", "number beside"])
+def test_targets_among_the_inputs_in_any_form(kind, leaks):
+    """A column for each class, a rounded number, or an input of its own; those of other rows are none."""
+    x, y = torch.randn(ROWS, 6), torch.randn(ROWS)
+    labels = torch.randint(4, (ROWS,))
+    rows = torch.arange(ROWS) if leaks else torch.randperm(ROWS)
+    if kind == "classes":
+        x = torch.cat([x, F.one_hot(labels[rows], 4)], 1)
+    elif kind == "half precision":
+        x = torch.cat([y[rows, None].half().float(), x], 1)
+    beside, picks = 3.0 * y[rows, None] - 1.0, kind == "classes"
+    model = Two() if kind == "number beside" else net(x.shape[1], 4 if picks else 1)
+
+    def loss(_step):
+        i = torch.randint(ROWS, (32,))
+        out = model(x[i], beside[i]) if kind == "number beside" else model(x[i])
+        return F.cross_entropy(out, labels[i]) if picks else F.mse_loss(out[:, 0], y[i])
+
+    assert bool(found(model, loss, 40, IssueType.LEAKAGE)) is leaks
+
+
+class Rounded(nn.Module):
+    """Rounds its weights from some step on, with a straight-through estimator or without."""
+
+    def __init__(self, passes):
+        super().__init__()
+        self.first, self.last, self.passes, self.rounds = nn.Linear(6, 16), nn.Linear(16, 3), passes, False
+
+    def forward(self, x):
+        return self.through(self.last, self.through(self.first, x).relu())
+
+    def through(self, layer, x):
+        w = layer.weight
+        near = (8 * w).round() / 8 if self.rounds else w
+        return F.linear(x, w + (near - w).detach() if self.passes else near, layer.bias)
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_gradient_that_is_cut_off_while_the_biases_go_on(passes):
+    """Momentum may still move the weights; an estimator that passes the gradient on is in order."""
+    model = Rounded(passes)
+
+    def loss(step):
+        model.rounds = step >= 20
+        x = torch.randn(32, 6)
+        return F.cross_entropy(model(x), x[:, :3].argmax(1))
+
+    issues = found(model, loss, 60, IssueType.STAGNATION)
+    assert [set(issue.layers) for issue in issues] == ([] if passes else [{"first.weight", "last.weight"}])
+    assert all("exactly 0" in issue.message and 20 <= issue.step <= 22 for issue in issues)
+
+
+@pytest.mark.parametrize(("factor", "told"), [(30.0, True), (1.0, False), (0.1, False)])
+def test_a_rate_that_leaps_late_and_the_losses_with_it(factor, told):
+    """A rise by far more than the loss can bear is reported, however slowly it undoes what was learned."""
+    model = net(outputs=1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, budget=None).watch() as exporter:
+        for step in range(160):
+            optimizer.param_groups[0]["lr"] = 1e-2 * (factor if step >= 100 else 1.0)
+            x = torch.randn(32, 6)
+            optimizer.zero_grad()
+            (model(x)[:, 0] - x[:, 0].abs()).abs().mean().backward()
+            optimizer.step()
+    causes = [issue.cause for issue in exporter.issues if issue.issue_type is IssueType.LEARNING_RATE]
+    assert causes == (["too large"] if told else [])
