@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -169,8 +169,7 @@ class RateLeap(Rule):
             f"lie above those before: {number(now)}, after {number(level)}."
         )
         severity = Severity.HIGH if leapt else Severity.MEDIUM
-        found = rate_finding(severity, rate.last / old, 1 / self.jump, message, stay(old), "too large", since)
-        return (replace(found, urgent=True),)
+        return (rate_finding(severity, rate.last / old, 1 / self.jump, message, stay(old), "too large", since, True),)
 
 
 @functools.lru_cache(maxsize=8)
