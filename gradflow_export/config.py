@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -98,6 +98,22 @@ class Settings:
             "compiled": self.compiled,
             "ignore": [[kind.value, where] for kind, where in self.ignored.pairs],
         }
+
+
+def refuse_of_watch(unknown: Iterable[str]) -> None:
+    """Raise where ``watch()`` was passed arguments that it does not have.
+
+    Args:
+        unknown: Their names.
+
+    Raises:
+        ArgumentTypeError: The message names the nearest one, or says where the argument belongs.
+    """
+    for key in unknown:
+        if key in _PLAIN | _BESIDE | THRESHOLDS.keys():
+            raise ArgumentTypeError(f"{key!r} is an argument of Exporter; pass it there: Exporter(model, {key}=...).")
+        known = _OF_WATCH | {"ignore"}
+        raise ArgumentTypeError(f"watch() expects {', '.join(sorted(known))}, got {key!r}{nearest(key, known)}")
 
 
 def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, given: Mapping[str, Any]) -> Settings:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.config import make_settings
+from gradflow_export.config import make_settings, refuse_of_watch
 from gradflow_export.engine.build import default_logdir, describe, is_compiled, join_ranks, make_judge, make_loop
 from gradflow_export.engine.exporter_report import CLOSE_SECONDS, UNWATCHED, Reports, read_earlier, say_unwatched
 from gradflow_export.engine.external_issues import Amendment
@@ -51,7 +51,7 @@ from gradflow_export.writers.base import Writer
 from gradflow_export.writers.sinks import ScalarSink
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Never, Self, Unpack
 
 _log = logging.getLogger("gradflow_export")
 
@@ -186,6 +186,7 @@ class Exporter(Reports):
         copies: Copies = None,
         roles: Mapping[str, str | nn.Module | Sequence[str | nn.Module]] | None = None,
         ignore: Iterable[str | tuple[str, str]] = (),
+        **unknown: Never,
     ) -> Exporter:
         """Attach the hooks and start recording.
 
@@ -210,9 +211,10 @@ class Exporter(Reports):
 
         Raises:
             ArgumentError: A name is unknown, the criterion is the model itself, or this exporter was closed.
-            ArgumentTypeError: An argument has the wrong type.
+            ArgumentTypeError: An argument is unknown or has the wrong type.
         """
         self._unwatched.detach()
+        refuse_of_watch(unknown)
         if self._closed:
             raise ArgumentError("this Exporter is closed; construct a new one to watch again.")
         if self._loop is not None:

@@ -86,6 +86,16 @@ BAD = {
         ArgumentError,
         ("unknown setting", "'backend'", "did you mean 'backends'?"),
     ),
+    "keyword of watch(), misspelt": (
+        lambda: Exporter(net(), backends="memory").watch(block=1),
+        ArgumentTypeError,
+        ("watch() expects blocks, copies, criterion,", "got 'block'", "did you mean 'blocks'?"),
+    ),
+    "keyword of the exporter, passed to watch()": (
+        lambda: Exporter(net(), backends="memory").watch(budget=0.01),
+        ArgumentTypeError,
+        ("'budget' is an argument of Exporter", "Exporter(model, budget=...)"),
+    ),
     "folder of a wrong type": (
         lambda: Exporter(net(), logdir=3, backends="memory"),
         ArgumentTypeError,
