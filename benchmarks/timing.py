@@ -12,7 +12,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,21 @@ from typing import ParamSpec, TypeVar
 
 import psutil
 import torch
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
 from tqdm import tqdm
 from workloads import Workload
 
 from instruments import Instrument, Trainer
 
 WARM_UP = 3
+_BACKWARD = torch.autograd.backward
+_PROCESS_WIDE = [
+    hooks
+    for module in (modules, optimizers)
+    for name, hooks in vars(module).items()
+    if name.startswith("_global_") and isinstance(hooks, dict)
+]
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h of glibc
 _PR_SET_PDEATHSIG = 1  # sys/prctl.h
 Parameters, Result = ParamSpec("Parameters"), TypeVar("Result")
@@ -130,9 +139,25 @@ def _take_turns(
     for number in tqdm(range(count), title, disable=quiet, leave=False):
         # In changing order: what one step leaves in caches and allocator, the next one finds.
         for trainer in (bare, watched) if number % 2 == 0 else (watched, bare):
-            trainer.step(small=small)
+            with _alone() if trainer is bare else contextlib.nullcontext():
+                trainer.step(small=small)
             if trainer is bare and watched.away is not None:
                 watched.away(bare.wall[-1])
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Put what watches the whole process aside: it would slow down the bare model too, and seem to cost less."""
+    kept, backward = [dict(hooks) for hooks in _PROCESS_WIDE], torch.autograd.backward
+    for hooks in _PROCESS_WIDE:
+        hooks.clear()
+    torch.autograd.backward = _BACKWARD
+    try:
+        yield
+    finally:
+        torch.autograd.backward = backward
+        for hooks, before in zip(_PROCESS_WIDE, kept, strict=True):
+            hooks.update(before)
 
 
 def _bytes(folder: Path) -> int:

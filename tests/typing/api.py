@@ -40,7 +40,7 @@ Exporter(model, profile="robst")  # type: ignore[arg-type]
 Exporter(model, intervals={"block": 50})  # type: ignore[dict-item]
 Exporter(model, gradient_explosion_treshold=10.0)  # type: ignore[call-arg]
 Exporter(model, bugdet=0.1)  # type: ignore[call-arg]
-exporter.watch(optimzer=optimizer)  # type: ignore[call-arg]
+exporter.watch(optimzer=optimizer)  # type: ignore[arg-type]
 exporter.observe(loss=torch.tensor(1.0), logits=torch.zeros(2, 3), targets=torch.zeros(2, dtype=torch.long))
 
 issues: tuple[Issue, ...] = exporter.issues
