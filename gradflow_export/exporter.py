@@ -200,11 +200,11 @@ class Exporter(Reports):
             grids: Step of the grid to which weights are quantized when used, by name,
                 ``{"phase": 2 * math.pi / 512}``, or one number for what ``pairs`` names, or for every real parameter.
                 An integer tensor, which may be a buffer, holds indices on its grid.
-            copies: Groups of names of parameters, buffers or modules that should be equal; differences are reported:
-                ``[("left", "right")]``.
+            copies: Groups of names of parameters, buffers or modules that should be equal: ``[("left", "right")]``.
             roles: Names of optimizers by the modules they train, ``{"critic": ["q1", "q2"]}``; default ``"Adam.0"``.
             ignore: Expected issues, in addition to the setting of that name: ``[("NOT_TRAINING", "pooler")]`` applies
                 to everything in ``pooler``, ``("DEAD", "*.act")`` to matching names, a type alone to every layer.
+            **unknown: Arguments that do not exist; the error names the nearest one that does.
 
         Returns:
             The exporter itself.
@@ -214,9 +214,7 @@ class Exporter(Reports):
             ArgumentTypeError: An argument is unknown or has the wrong type.
         """
         self._unwatched.detach()
-        refuse_of_watch(unknown)
-        if self._closed:
-            raise ArgumentError("this Exporter is closed; construct a new one to watch again.")
+        _check_open(self, unknown)
         if self._loop is not None:
             _log.warning("gradflow: this exporter is watching already; the second watch() is ignored.")
             return self
@@ -336,6 +334,13 @@ def note(exporter: Exporter, readings: Drained) -> None:
     if loop is not None and not exporter._closed:  # noqa: SLF001 - same module
         # Steps that are not recorded leave them waiting.
         loop.noted = [*({item.metric: item for item in (*loop.noted, *readings)}).values()]
+
+
+def _check_open(exporter: Exporter, unknown: Iterable[str]) -> None:
+    """Raise where an exporter cannot watch any more, or was passed arguments that ``watch()`` does not have."""
+    refuse_of_watch(unknown)
+    if exporter._closed:  # noqa: SLF001 - same module
+        raise ArgumentError("this Exporter is closed; construct a new one to watch again.")
 
 
 def _close_earlier(model: nn.Module, now: Exporter) -> None:

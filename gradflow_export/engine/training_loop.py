@@ -302,8 +302,11 @@ def _by_hand(loop: TrainingLoop, model: nn.Module) -> OptimizerStep:
 
 def _learning_rates(optimizer: object) -> list[float]:
     groups = optimizer.param_groups if isinstance(optimizer, Optimizer) else []
-    rates = [group["lr"] for group in groups if "lr" in group]
-    return [float(rate) for rate in rates if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu"]
+    return [
+        float(group["lr"])
+        for group in groups
+        if "lr" in group and (not isinstance(group["lr"], torch.Tensor) or group["lr"].device.type == "cpu")
+    ]
 
 
 def _compare(fingerprints: Fingerprints, loop: TrainingLoop, step: OptimizerStep, rates: list[float]) -> None:

@@ -220,15 +220,17 @@ class Roots:
             tensors = (tensors,)
         if gradients is None or isinstance(gradients, Tensor):
             gradients = (gradients,) * len(tensors)
-        every = [
-            (root, given)
-            for root, given in zip(tensors, gradients, strict=False)
-            if isinstance(root, Tensor) and root.requires_grad
-        ]
-        mine = [pair for pair in every if pair[0].grad_fn is not None and self._mine(pair[0])]
-        roots = [pair for pair in mine if pair[0].numel() == 1]
-        # A vector says nothing of a loss.
-        self._blind = 0 if mine else self._blind + sum(root.numel() == 1 for root, _ in every)
+        roots: list[Root] = []
+        scalars, mine = 0, False
+        for root, given in zip(tensors, gradients, strict=False):
+            if isinstance(root, Tensor) and root.requires_grad:
+                scalar = root.numel() == 1  # a vector says nothing of a loss
+                scalars += scalar
+                if root.grad_fn is not None and self._mine(root):
+                    mine = True
+                    if scalar:
+                        roots.append((root, given))
+        self._blind = 0 if mine else self._blind + scalars
         if mine:
             self._on_pass(roots)
 

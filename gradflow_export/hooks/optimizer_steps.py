@@ -185,7 +185,7 @@ class OptimizerSteps:
 
     def _know(self, optimizer: Optimizer) -> _Known:
         groups = optimizer.param_groups
-        signature = tuple([(len(ps), id(ps[-1]) if ps else 0) for ps in [group["params"] for group in groups]])
+        signature = tuple([(len(g["params"]), id(g["params"][-1]) if g["params"] else 0) for g in groups])
         known = self._known.get(optimizer)
         if known is None or known.signature != signature:
             model = self._model()

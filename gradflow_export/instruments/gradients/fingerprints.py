@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from torch import Tensor
 
@@ -28,6 +29,7 @@ LOSS_WIDTH, GRADIENT_WIDTH = 0.1, 1.0
 """Least width of the range of losses, as a share of the greatest, and of the logarithms of the gradients' sizes."""
 
 Fingerprint = tuple[object, ...]
+_GRADIENT, _REQUIRES_GRAD = attrgetter("grad"), attrgetter("requires_grad")
 
 
 class Range:
@@ -121,14 +123,12 @@ class Fingerprints:
         if known is None or anew:
             known = self._optimizers[step.optimizer] = _begun(step.owned)
         passed, known.at = max(at - known.at, 1), at
-        gradients = [p.grad for p in known.followed]
-        versions = tuple([None if g is None else torch_private.version(g) for g in gradients])
+        versions = tuple([None if g is None else torch_private.version(g) for g in map(_GRADIENT, known.followed)])
         before, known.versions = known.versions or versions, versions
         written = [
             None if now is None else (now - (then or 0)) / passed for now, then in zip(versions, before, strict=True)
         ]
-        trained = [p.requires_grad for p in known.followed]
-        print_ = (arrived, *written, *trained, rates.count(0.0), root[0])
+        print_ = (arrived, *written, *map(_REQUIRES_GRAD, known.followed), rates.count(0.0), root[0])
         unseen = print_ not in known.known and len(known.known) < MOST
         if unseen:
             known.known.add(print_)
