@@ -291,7 +291,7 @@ class Remembered:
 
     def _copies(self, found: Found) -> dict[str, float]:
         """Return which column of the inputs is the target; asked as seldom as dependence is."""
-        if self._readings % TESTED_EVERY or not found.own or found.tokens or not all(found.steps):
+        if self._readings % TESTED_EVERY or not (found.own and self._rows) or found.tokens or not all(found.steps):
             return {}
         x, y = (np.concatenate([pair[part] for pair in self._rows]).astype(np.float64) for part in (0, 1))
         steps = found.steps if found.every == 1 else (1, found.inputs)
