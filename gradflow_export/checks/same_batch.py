@@ -33,6 +33,8 @@ ROUNDING = 1e-5
 """Difference of equal numbers, as a share of the greatest: some targets are known from a difference alone."""
 AGAIN = 3
 """Equal batches in a row after which memory is searched for more data."""
+CHUNK, MOST = 2**20, 2**26
+"""Numbers that are compared at once, and altogether: the search takes little memory, and about a second at most."""
 
 
 class Draws:
@@ -121,21 +123,28 @@ def _is_held_elsewhere(probe: Tensor, least: int) -> bool:
     """Whether each row of a probe stands in one tensor of so many numbers. Shape: ``[rows, successive numbers]``."""
     if len(torch.unique(probe)) < PROBES // 2:
         return False
+    left = MOST
     for tensor in instances(Tensor):
         if type(tensor) is not Tensor or tensor.dtype != probe.dtype or tensor.device != probe.device:
             continue
         plain = tensor.layout is torch.strided and tensor.is_contiguous() and not tensor.requires_grad
-        if plain and tensor.numel() >= least and all(_stands_in(tensor.reshape(-1), row) for row in probe):
-            return True
+        if plain and least <= tensor.numel() <= left:
+            left -= tensor.numel()
+            if all(_stands_in(tensor.reshape(-1), row) for row in probe):
+                return True
     return False
 
 
 def _stands_in(every: Tensor, run: Tensor) -> bool:
     """Whether numbers stand one after the other in a tensor of one dimension."""
-    at = (every[: len(every) - len(run) + 1] == run[0]).nonzero()[:, 0]
-    for place, value in enumerate(run[1:], 1):
-        at = at[every[at + place] == value]
-    return len(at) > 0
+    starts = every[: len(every) - len(run) + 1]
+    for first in range(0, len(starts), CHUNK):
+        at = (starts[first : first + CHUNK] == run[0]).nonzero()[:, 0] + first
+        for place, value in enumerate(run[1:], 1):
+            at = at[every[at + place] == value]
+        if len(at):
+            return True
+    return False
 
 
 def _is_irregular(y: npt.NDArray[np.float32]) -> bool:
