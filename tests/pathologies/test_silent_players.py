@@ -115,6 +115,27 @@ def test_a_critic_stays_told_of_until_it_is_unfrozen(freed):
     assert issues[0].healed_step is None if freed is None else freed < issues[0].healed_step < freed + 30
 
 
+@pytest.mark.parametrize(("at", "learned"), [(7, False), (20, False), (60, False), (20, True), (60, True)])
+def test_an_encoder_that_a_probe_left_frozen_is_told_where_nothing_was_learned(at, learned):
+    """A network whose encoder is frozen before it has learned anything stays where it is; one that has learned is done."""
+    model = nn.Sequential(nn.Linear(2, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2 if learned else 1e-3)
+
+    def train():
+        for step in range(180):
+            if step == at:
+                model[:4].requires_grad_(False)
+            x = 2 * torch.rand(64, 2) - 1
+            y = x[:, :1] + x[:, 1:] if learned else torch.sin(12 * x[:, :1]) * torch.sin(12 * x[:, 1:])
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+    told = [(cause, sites) for kind, cause, sites in found(model, train) if str(kind) == "NOT_TRAINING"]
+    frozen = tuple(f"{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias"))
+    assert told == ([] if learned else [("never unfrozen", frozen)])
+
+
 def test_layers_that_are_frozen_later_or_in_turn_are_left_in_peace():
     """Freezing after a while, and training one layer after another, is somebody's intention."""
     for plan in (lambda step: {40: "1"}.get(step, ""), lambda step: str(step // 10 % 3) if step % 10 == 0 else ""):

@@ -29,10 +29,10 @@ _NOTHING_LEARNED = (
 class LeftFrozen(Check):
     """Report parameters that are frozen by mistake: never unfrozen after another network's pass, or frozen at zero.
 
-    Three cases are reported: parameters that were trained in the first steps, have been frozen since, and are held by
-    an optimizer that still steps; a frozen matrix whose entries are all 0, such as the second factor of an adapter; and
-    weights frozen at their random initialization, if the loss stays no better than that of the best constant
-    prediction.
+    Three cases are reported: parameters that were trained in the first ``brief`` steps, have been frozen since, and are
+    held by an optimizer that still steps, or were trained for longer, if the loss stays no better than that of the best
+    constant prediction; a frozen matrix whose entries are all 0, such as the second factor of an adapter; and weights
+    frozen at their random initialization, if the loss stays no better than that.
 
     Why it is bad:
         In adversarial training, one network has stopped learning and the other one wins. A frozen matrix of zeros
@@ -51,14 +51,15 @@ class LeftFrozen(Check):
             p.requires_grad_(True)
 
     Not reported:
-        Layers that are frozen after the first ``brief`` steps, or from the beginning with trained weights, or at a
-        random initialization from which the other layers learn.
+        Layers that are frozen after the first ``brief`` steps where something was learned, or from the beginning with
+        trained weights, or at a random initialization from which the other layers learn.
 
     Attributes:
-        brief: Number of steps within which the parameters were last trained.
+        brief: Number of steps within which the parameters were last trained, where the loss does not matter.
         span: Minimum number of steps since then.
         drawn: Square of the largest entry over the mean square; it is 3 for entries drawn uniformly within a bound, and
             larger for trained weights, which have a few large entries.
+        rests: Number of steps that parameters must have been frozen for where the loss matters.
         harmed: Number of steps after which weights frozen at their random initialization are judged by the loss.
         readings: Minimum number of readings in which they were frozen.
         patience: One; ``readings`` already requires persistence.
@@ -67,6 +68,7 @@ class LeftFrozen(Check):
     brief: int = 5
     span: int = 15
     drawn: tuple[float, float] = (2.5, 3.5)
+    rests: int = 40
     harmed: int = 100
     readings: int = 6
     patience: int = 1
@@ -97,33 +99,38 @@ class LeftFrozen(Check):
         here = [index for index, site in enumerate(series.sites) if site in issue.layers]
         codes = connections(series)[:, here]
         frozen = not (codes[-self.heal :] & Wiring.TRAINABLE).any()
-        return issue.cause == "never unfrozen" and frozen and ((codes & Wiring.STEPPED) > 0).mean() >= 0.5
+        if issue.cause != "never unfrozen" or not frozen or ((codes & Wiring.STEPPED) > 0).mean() < 0.5:
+            return False
+        return issue.severity is Severity.HIGH or _learns_nothing(history)
 
     def _never_freed(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         series = history.at_sites("connection.state")
-        early = series.steps <= self.brief
-        if not early.any() or early.sum() + self.readings > len(series.steps) or record.step < self.brief + self.span:
+        if record.step < self.brief + self.span:
             return ()
         codes = connections(series)
-        used = Wiring.TRAINABLE | Wiring.OWNED | Wiring.GRADIENT
-        first = ((codes[early] & used) == used).any(axis=0)
-        later = codes[~early]
-        freed = ((later & Wiring.TRAINABLE) > 0).any(axis=0)
-        goes_on = ((later & Wiring.STEPPED) > 0).mean(axis=0) >= 0.5
-        found = first & ~freed & goes_on
-        if not found.any() or not freed.any():
+        cold = np.flip(np.logical_and.accumulate(np.flip((codes & Wiring.TRAINABLE) == 0, axis=0)), axis=0)
+        count, used = cold.sum(axis=0), Wiring.TRAINABLE | Wiring.OWNED | Wiring.GRADIENT
+        trained = (((codes & used) == used) & ~cold).any(axis=0)
+        goes_on = (((codes & Wiring.STEPPED) > 0) & cold).sum(axis=0) >= 0.5 * count
+        found = trained & (count >= self.readings) & goes_on
+        if not found.any() or cold[-1].all():
             return ()
         names = tuple(series.sites[index] for index in np.flatnonzero(found))
-        since = int(series.steps[early][-1])
+        since = int(series.steps[len(series.steps) - 1 - int(count[found].max())])
+        late = since > self.brief
+        if late and (record.step < since + self.rests or not _learns_nothing(history)):
+            return ()
         message = (
-            f"{len(names)} tensors ({some(names)}) were trained in the first steps and are frozen since step {since}: "
-            "requires_grad is False at each step of the optimizer that holds them."
+            f"{len(names)} tensors ({some(names)}) were trained until step {since} and are frozen since: requires_grad "
+            "is False at each step of the optimizer that holds them"
+            f"{', and the loss is no better than that of a constant prediction' if late else ''}."
         )
         advice = (
             "call requires_grad_(True) again before their own backward pass; an iterator such as "
             "model.parameters() or itertools.chain(...) can be consumed only once: keep list(...) of it."
         )
-        return (_finding(names, message, advice, since, "never unfrozen"),)
+        finding = _finding(names, message, advice, since, "never unfrozen")
+        return (replace(finding, severity=Severity.MEDIUM, follows_from=_NOTHING_LEARNED) if late else finding,)
 
     def _at_zero(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         sizes = history.at_sites("parameter.frozen_size")
@@ -147,13 +154,13 @@ class LeftFrozen(Check):
     def _as_drawn(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Find weights that are frozen as they were drawn, where the loss does not get better than a constant's."""
         peaks = history.at_sites("parameter.frozen_peak")
-        if not len(peaks.steps) or record.step < self.harmed:
+        if not len(peaks.steps) or record.step < self.harmed or not _learns_nothing(history):
             return ()
         low, high = self.drawn
         drawn = peaks.present[-1] & (peaks.values[-1] >= low) & (peaks.values[-1] <= high)
         names = self._used(history, [peaks.sites[index] for index in np.flatnonzero(drawn)])
         others = self._used(history, [peaks.sites[index] for index in np.flatnonzero(~drawn)])
-        if len(names) <= len(others) or none_better(history, 0.9, 3) is None or still_falls(history):
+        if len(names) <= len(others):
             return ()
         message = (
             f"{len(names)} weights ({some(names)}) are frozen at their random initialization (uniform within a "
@@ -174,6 +181,10 @@ class LeftFrozen(Check):
         used = Wiring.TRAINABLE | Wiring.CALLED
         trains = any(code & Wiring.TRAINABLE for code in known.values())
         return tuple(site for site in sites if trains and known.get(site, 0) & used == Wiring.CALLED)
+
+
+def _learns_nothing(history: History) -> bool:
+    return none_better(history, 0.9, 3) is not None and not still_falls(history)
 
 
 def _finding(names: tuple[str, ...], message: str, advice: str, since: int, cause: str) -> Finding:
