@@ -315,6 +315,7 @@ class WrongLoss(Check):
         shut: Minimum fraction of samples whose target logit a ReLU sets to 0.
         grown: Minimum multiple of the loss of the best constant prediction for a loss that is maximized.
         readings: Number of readings that must agree.
+        always: Number of successive readings in which a sample must be its own pair.
         several: Minimum fraction of samples with more than one label.
     """
 
@@ -322,6 +323,7 @@ class WrongLoss(Check):
     shut: float = 0.2
     grown: float = 2.0
     readings: int = 2
+    always: int = 10
     several: float = 0.2
     patience: int = 2
 
@@ -330,7 +332,9 @@ class WrongLoss(Check):
     quiet: ClassVar[bool] = False  # structure is what it is beside a NaN, and may be why there is one
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.WRONG_LOSS,)
     evidence: ClassVar[tuple[str, ...]] = tuple(f"mistake.{mistake}" for mistake in known.MISTAKES)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", f"mistake.{known.RELU_BEFORE_CE}")
+    remembers: ClassVar[tuple[str, ...]] = (
+        *("loss", "loss.over_constant"), *(f"mistake.{each}" for each in (known.RELU_BEFORE_CE, known.WITH_ITSELF)),
+    )  # fmt: skip
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge what was found in this record."""
@@ -353,10 +357,13 @@ class WrongLoss(Check):
         if mistake == known.RELU_BEFORE_CE:
             past = _past(history, f"mistake.{mistake}")[-self.readings :]
             return (value, self.shut) if len(past) == self.readings and min(past) >= self.shut else None
+        if mistake == known.WITH_ITSELF:
+            gaps = np.diff(history.at_sites(f"mistake.{mistake}").steps[-self.always :])
+            grow = len(gaps) == self.always - 1 and (np.diff(gaps) >= 0).all() and len({*gaps}) <= 2
+            return (value, 0.0) if grow else None
         if mistake == known.MAXIMISED:
             past = sorted(_greatest(history)[-self.readings :])
-            grown = len(past) == self.readings and past[0] >= self.grown
-            return (past[-1], self.grown) if grown else _turned(history)
+            return (past[-1], self.grown) if past[self.readings - 1 :] and past[0] >= self.grown else _turned(history)
         return None if math.isnan(value) else (value, 0.0)
 
 
@@ -388,13 +395,6 @@ def _finding(site: str, value: float, threshold: float, layers: tuple[str, ...])
     message, advice = _TOLD[site]
     places = {known.TARGETS_NO_SHARE: ("target",), known.OVER_SAMPLES: layers, known.OVER_QUERIES: layers}
     return Finding(
-        IssueType.WRONG_LOSS,
-        Severity.MEDIUM if site in _LESSER else Severity.HIGH,
-        places.get(site, ("loss",)),
-        value,
-        threshold,
-        message.format(number(value)),
-        advice,
-        cause=site,
-        origin=site,
-    )
+        IssueType.WRONG_LOSS, Severity.MEDIUM if site in _LESSER else Severity.HIGH, places.get(site, ("loss",)), value,
+        threshold, message.format(number(value)), advice, cause=site, origin=site,
+    )  # fmt: skip
