@@ -125,7 +125,7 @@ class Asked:
         part: Returns what guards a part by name.
 
     Attributes:
-        drains: What gives out what was collected, in order, each after its part.
+        drains: Give out what was collected, in order.
     """
 
     def __init__(self, instruments: Instruments, known: Container[str], part: Callable[[str], Part]) -> None:
@@ -138,11 +138,11 @@ class Asked:
         ]
         seeing = [each for each in instruments.armed if overrides(each, "see")]
         self._known = known
-        self._drains = [(name, part(name or "passes"), each.drain) for name, each in named]
+        self._drains = [(name, draining(each, part(name or "passes"))) for name, each in named]
         self._sees = [(_due_name(each), part(each.instrument)(each.see)) for each in seeing]
         self._late = draining(instruments.blocks, part("blocks"))
         self._all = True
-        self.drains = [(part, drain) for _, part, drain in self._drains]
+        self.drains = [drain for _, drain in self._drains]
 
     def plan(self, due: frozenset[str], before: frozenset[str]) -> None:
         """Say who is asked.
@@ -154,23 +154,16 @@ class Asked:
         everywhere = due | before
         everywhere |= {"blocks"} if "ranks" in everywhere else set()
         if self._all or everywhere:
-            self.drains = [each[1:] for each in self._drains if each[0] in everywhere or each[0] not in self._known]
+            self.drains = [drain for name, drain in self._drains if name in everywhere or name not in self._known]
             self._loss.on_root = [see for name, see in self._sees if name in due or name not in self._known]
             self._loss.follows = not due.isdisjoint(("blocks", "ranks"))
             self._all = bool(everywhere)
 
     def drain(self) -> Drained:
-        """Return what was collected; of blocks that rest what came even later.
-
-        Called from guarded hooks: parts are not guarded once more, which would take two calls for each.
-        """
+        """Return what was collected; of blocks that rest what came even later."""
         drained: Drained = []
-        for part, drain in self.drains:
-            if not part.off:
-                try:
-                    drained += drain()
-                except Exception as error:
-                    part.failed(error)
+        for drain in self.drains:
+            drain(drained)
         if self._blocks.store.stirred:
             self._late(drained)
         return drained

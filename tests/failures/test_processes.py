@@ -203,7 +203,7 @@ def test_two_processes_in_one_folder_are_two_runs(tmp_path, capsys):
         assert second.beside == first.sessions
         for run in (first, second):
             assert run.records.steps == tuple(range(1, 8))
-        assert main(["report", str(place)]) == 0
+        assert main(["report", str(place), "--details"]) == 0
         said = capsys.readouterr().out
         assert said.count("2 runs wrote to this folder at the same time; this is session") == 2
         assert all(name in said for name in (*first.sessions, *second.sessions))

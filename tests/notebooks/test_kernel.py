@@ -125,7 +125,7 @@ def test_the_panel_is_a_frame_on_loopback_that_ends_with_the_kernel(ran):
 
 def test_a_cell_that_is_run_again_hides_nothing(ran, capsys):
     """Both sessions of the folder are reported: the first with 40 steps, the second with 30."""
-    assert main(["report", str(ran[1] / "runs")]) == 0
+    assert main(["report", str(ran[1] / "runs"), "--details"]) == 0
     out = capsys.readouterr().out
     assert [int(last) for last in re.findall(r"steps 1 to (\d+),", out)] == [40, 30]
 

@@ -72,7 +72,7 @@ def test_a_sound_script_passes_and_is_stopped(script, capsys):
     assert main(["doctor", "--no-try", str(script), "--mine", "3", "--steps", "12"]) == 0
     out = capsys.readouterr().out
     assert "arguments ['--mine', '3']" in out
-    assert "(Net), 12 steps: nothing found." in out
+    assert "(Net), first 12 steps: nothing found." in out
     assert "ran to its end" not in out
     assert "swallowed" not in out
     assert before == (sys.argv, sys.path)

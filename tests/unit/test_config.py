@@ -227,4 +227,4 @@ def test_every_misspelt_argument_is_answered_with_the_right_one():
 
 def test_what_watch_takes_is_known_where_the_exporter_is_made():
     """All of it but what both take, so that the message can say where it belongs."""
-    assert set(inspect.signature(Exporter.watch).parameters) - {"self", "ignore"} == _OF_WATCH
+    assert set(inspect.signature(Exporter.watch).parameters) - {"self", "ignore", "unknown"} == _OF_WATCH

@@ -230,7 +230,7 @@ def test_a_folder_that_two_processes_and_then_a_third_run_wrote_to_is_exported_w
         for step in range(1, length + 1):
             writer.write(StepRecord(step, began + step, (Reading.run("loss", 1.0),)))
         writer.close()
-    assert main(["report", str(tmp_path / "two")]) == 0
+    assert main(["report", str(tmp_path / "two"), "--details"]) == 0
     said = capsys.readouterr().out
     assert all(f"steps 1 to {length}, " in said for length in (2, 3, 4))
     assert all(f"this is session {name}" in said for name in sessions)
