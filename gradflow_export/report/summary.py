@@ -49,7 +49,7 @@ class RunSummary:
         info: What was known at the start, ``None`` when nothing is.
         course: How far the run came, and how its loss went.
         first: First recorded step, 0 when there is none.
-        resumed: First step of the latest session; 0 if there is one.
+        resumed: First steps of the sessions after the first, rising.
         earlier: What earlier sessions of the run left open, if their records are not here.
         left_out: Healed issues that are remembered no more.
         headline: Statistics of each headline metric that was recorded.
@@ -62,7 +62,7 @@ class RunSummary:
     def __init__(self, info: RunInfo | None = None) -> None:
         self.info = info
         self.course, self.first, self.left_out = Course(), 0, 0
-        self.resumed = 0
+        self.resumed: tuple[int, ...] = ()
         self.earlier: tuple[Issue, ...] = ()
         self.spacing = 1.0
         self.headline: dict[str, Welford] = {}
@@ -115,8 +115,9 @@ class RunSummary:
         """Keep an issue; one that an earlier session left open, and that the next one reports again, is one issue."""
         key = self._same.get(issue.key, issue.key)
         if issue.open and key not in self._issues:
-            before = (known.key for known in self._issues.values() if known.open and known.key[:2] == key[:2])
-            key = next(before, key)
+            begun = max((first for first in self.resumed if first <= step), default=0)
+            alike = (known.key for known in self._issues.values() if known.open and known.key[:2] == key[:2])
+            key = next((known for known in alike if self._seen[known] < begun), key)
             self._same |= {issue.key: key} if key != issue.key else {}
         self._issues[key] = issue if key == issue.key else replace(issue, step=key[2])
         self._seen[key] = step
@@ -185,8 +186,9 @@ class RunSummary:
             return Verdict("none", self.unread)
         every = self.groups
         still = [group.head for group in every if group.head.open and group.head.severity > Severity.INFO]
-        now = [issue for issue in still if self._seen[issue.key] >= self.resumed]
-        before = [issue for issue in still if self._seen[issue.key] < self.resumed]
+        latest = max(self.resumed, default=0)
+        now = [issue for issue in still if self._seen[issue.key] >= latest]
+        before = [issue for issue in still if self._seen[issue.key] < latest]
         reported = {issue.key[:2] for issue in self._issues.values()}
         left = [each.head for each in groups(self.earlier) if each.head.key[:2] not in reported]
         return verdict(

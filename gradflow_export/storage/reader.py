@@ -24,6 +24,8 @@ from gradflow_export.storage.log_index import Page, Session, read_draft, read_ev
 
 _KEPT_PAGES = 4
 _PEEKED_FRAMES = 4
+QUICK = 2**25
+"""Bytes that are read in about a second, which is what a run that is resumed waits for at most."""
 
 
 class _Start:
@@ -71,12 +73,12 @@ class Records(Sequence[StepRecord]):
     session holds from there is left out.
 
     Attributes:
-        resumed: First step of the latest session; 0 if it is the only one, or has none.
+        resumed: First steps of the sessions after the first, rising.
     """
 
     def __init__(self, starts: Sequence[_Start]) -> None:
         self._owner: dict[int, Page] = {}
-        self.resumed = min(starts[-1].owner, default=0) if len(starts) > 1 else 0
+        self.resumed = tuple(sorted(min(start.owner) for start in starts[1:] if start.owner))
         for start in starts:
             first = min(start.owner, default=math.inf)
             self._owner = {step: page for step, page in self._owner.items() if step < first}
@@ -206,7 +208,7 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
 
 
 def left_open(logdir: str | os.PathLike[str], info: RunInfo, before: int) -> tuple[Issue, ...]:
-    """Return the issues that earlier sessions of a run left open.
+    """Return the issues that earlier sessions of a run left open; none if their files are too long to be read at once.
 
     Args:
         logdir: The log directory of the run.
@@ -216,7 +218,8 @@ def left_open(logdir: str | os.PathLike[str], info: RunInfo, before: int) -> tup
     Raises:
         StorageError: A file was written by a newer version of this package, or cannot be read.
     """
-    sessions, _ = _all_sessions([file for file in _files(Path(logdir)) if _is_ours(file)])
+    files = [file for file in _files(Path(logdir)) if _is_ours(file)]
+    sessions = _all_sessions(files)[0] if sum(file.stat().st_size for file in files) <= QUICK else []
     starts = [each for each in _starts(sessions) if each.rank == info.rank and each.name != info.session and each.owner]
     if not starts:
         return ()

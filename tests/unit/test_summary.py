@@ -144,7 +144,7 @@ def test_what_an_earlier_session_left_open_is_no_problem_of_this_one():
     """It is named as such, in the report of the folder and in that of the later session alone; reported again, it is one issue."""
     early = issue(Severity.HIGH, "a")
     report, later = summed([1.0] * 12, [early]), summed([4.0] * 6 + [1.0] * 6)
-    report.resumed = 13
+    report.resumed = (13,)
     for step, loss in enumerate([4.0] * 6 + [1.0] * 6, start=13):
         report.add(StepRecord(step, float(step), (Reading.run("loss", loss),)))
     later.earlier = (early,)
@@ -159,6 +159,17 @@ def test_what_an_earlier_session_left_open_is_no_problem_of_this_one():
     healed = Issue(**{**vars(again), "healed_step": 26})
     report.add(StepRecord(26, 26.0, issues=(healed,)))
     assert [(each.step, each.open) for each in report.issues] == [(3, False)]
+
+
+def test_two_open_issues_of_one_session_remain_two():
+    """Of the same type and layer, as a rule and a fixed threshold find them; one heals, and the other does not."""
+    one, other = issue(Severity.HIGH, "a"), Issue(**{**vars(issue(Severity.HIGH, "a")), "step": 5})
+    summary = summed([1.0] * 4, [one])
+    summary.resumed = (2,)
+    summary.add(StepRecord(5, 5.0, issues=(other,)))
+    assert [(each.step, each.open) for each in summary.issues] == [(3, True), (5, True)]
+    summary.add(StepRecord(6, 6.0, issues=(Issue(**{**vars(one), "healed_step": 6}),)))
+    assert {each.step: each.open for each in summary.issues} == {3: False, 5: True}
 
 
 @pytest.mark.parametrize(("losses", "told"), [
