@@ -87,14 +87,14 @@ def test_ratios_to_second_moments_lie_within_what_they_say(touched, late):
 
 
 @pytest.mark.parametrize(("rank", "rows"), [(8, 128), (16, 128), (32, 256), (16, 64)])
-def test_the_rank_of_some_rows_is_low_by_a_share_of_rank_over_four_times_the_rows(rank, rows):
+def test_the_rank_of_some_rows_is_low_by_a_share_of_rank_over_eight_times_the_rows(rank, rows):
     """The law that the catalogue states for outputs of which some rows are looked at."""
     lows = []
-    for seed in range(20):
+    for seed in range(6):
         torch.manual_seed(seed)
         output = (torch.randn(8192, rank) @ torch.linalg.qr(torch.randn(512, rank))[0].T).numpy()
         lows.append(1 - ranks(output[:rows])[0] / ranks(output)[0])
-    assert np.mean(lows) == pytest.approx(rank / (4 * rows), rel=0.5)
+    assert np.mean(lows) == pytest.approx(rank / (8 * rows), rel=0.4)
 
 
 def test_places_are_drawn_from_all_columns_of_a_matrix():
