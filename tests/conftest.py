@@ -4,6 +4,7 @@ import gc
 import importlib
 import importlib.util
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +35,17 @@ config.AUTOMATIC = None, 0.0
 # Nothing is printed or logged but what a test asks for.
 config.VERBOSE = 0
 
-_spec = importlib.util.spec_from_file_location("gradflow_test_perturb", Path(__file__).with_name("perturb.py"))
-perturb = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(perturb)
+
+def _beside(name):
+    """Load a module that lies beside this one."""
+    spec = importlib.util.spec_from_file_location(f"gradflow_test_{name}", Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+perturb, warm = _beside("perturb"), _beside("warm")
 _MARGINS = pytest.StashKey()
 _LINES = pytest.StashKey()
 
@@ -112,3 +121,11 @@ def pytest_runtest_setup(item):
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - what numpy's global generator gives is what has to be the same
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory):
+    """What starts programs as ``python -c`` does, without the seconds that importing torch takes."""
+    made = warm.Programs(lambda: tmp_path_factory.mktemp("program"))
+    yield made
+    made.close()
