@@ -7,10 +7,11 @@ FRONTEND := tb_plugin/frontend
 DOCS := .venv-docs
 WHEELS := .venv-wheels
 
-.PHONY: help demo screenshots performance test test-versions test-wandb-versions test-trackers test-frameworks test-verdicts test-verdicts-inputs lint types format frontend schema docs test-docs dist wheels clean
+.PHONY: help install demo screenshots performance test test-versions test-wandb-versions test-trackers test-frameworks test-verdicts test-verdicts-inputs lint types format frontend schema docs test-docs dist wheels clean
 .DELETE_ON_ERROR:
 
 help:
+	@echo "make install   create the virtual environment with all that development needs"
 	@echo "make demo      train healthy and sick models on real data, report on each, say how to open TensorBoard"
 	@echo "make screenshots  take the pictures of docs/images anew, over the demo's runs (needs Chromium)"
 	@echo "make performance  measure what watching costs, beside other tools and at many sizes; writes docs/performance.md"
@@ -43,6 +44,8 @@ $(VENV)/.stamp-%: pyproject.toml constraints.txt $(wildcard gradflow_export/nati
 	$(PIP) -e '.[$*]'
 	@touch $@ $(if $(filter dev,$*),$(VENV)/.stamp-test) $(if $(filter dev test,$*),$(VENV)/.stamp-demo)
 
+install: $(VENV)/.stamp-dev
+
 demo: $(VENV)/.stamp-demo
 	$(BIN)/gradflow demo --logdir runs/demo --tour
 
@@ -60,8 +63,9 @@ test test-verdicts test-verdicts-inputs: export OMP_NUM_THREADS ?= 1
 test test-verdicts test-verdicts-inputs: export OMP_WAIT_POLICY ?= PASSIVE
 # Whole lives of a session of W&B take minutes; `make test-wandb-versions` has them.
 LIVES := life ends replay exporter_life offline patterns
+# The longest files come first (tests/conftest.py), so that no worker is left alone with one at the end.
 test: $(VENV)/.stamp-test
-	$(BIN)/python -m pytest -n 3 --dist loadfile $(LIVES:%=--ignore=tests/wandb_core/test_%.py)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(LIVES:%=--ignore=tests/wandb_core/test_%.py)
 
 # Makes four environments of several GB each; takes hours. VERSIONS="--torch 2.9 --python 3.10" runs one pair.
 test-versions:
@@ -85,8 +89,9 @@ test-frameworks: $(VENV)/.stamp-test
 test-verdicts: test-verdicts-inputs
 
 # The first of the two, which CI runs beside `make test`. With noise on its inputs, no batch is the same as data that stand in memory.
+VERDICT_WORKERS ?= 2
 test-verdicts-inputs: $(VENV)/.stamp-test
-	ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest -n 2 --dist loadfile --perturb inputs,threads=2 \
+	ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest -n $(VERDICT_WORKERS) --dist loadfile --perturb inputs,threads=2 \
 		-k "not (drawn_anew and (indices or slice))" \
 		tests/pathologies tests/unit/test_cli_demo.py::test_a_broken_batch_is_a_loss_spike_that_passes
 

@@ -4,6 +4,7 @@ import gc
 import importlib
 import importlib.util
 import random
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +35,17 @@ config.AUTOMATIC = None, 0.0
 # Nothing is printed or logged but what a test asks for.
 config.VERBOSE = 0
 
-_spec = importlib.util.spec_from_file_location("gradflow_test_perturb", Path(__file__).with_name("perturb.py"))
-perturb = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(perturb)
+
+def _beside(name):
+    """Load a module that lies beside this one."""
+    spec = importlib.util.spec_from_file_location(f"gradflow_test_{name}", Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+perturb, warm = _beside("perturb"), _beside("warm")
 _MARGINS = pytest.StashKey()
 _LINES = pytest.StashKey()
 
@@ -46,6 +55,23 @@ def pytest_addoption(parser):
     group = parser.getgroup("verdicts")
     group.addoption("--perturb", default="", help="arithmetic of another machine: products,inputs,seed=3,threads=2")
     group.addoption("--margins", type=float, help="move every threshold by this share and print which verdicts change")
+
+
+# The files that take longest, the longest first. `make test` hands files out in the order in which they are collected.
+LONGEST = (
+    "unit/test_cli_demo.py", "unit/test_experiments.py", "contract/test_rules.py", "distributed/test_ranks.py",
+    "browser/test_answer.py", "failures/test_processes.py", "wandb_core/test_exporter.py", "wandb_core/test_online.py",
+    "loops/test_compiled.py", "unit/test_speaks.py", "unit/test_experiments_files.py", "browser/test_behaviour.py",
+    "unit/test_fingerprints.py", "unit/test_experiments_treatments.py", "failures/test_private_names.py",
+    "unit/test_experiments_mending.py", "browser/test_panel.py", "unit/test_extensions.py", "browser/test_readings.py",
+    "distributed/test_pipeline.py", "browser/test_views.py", "unit/test_distribution.py", "test_architecture.py",
+)  # fmt: skip
+_PLACES = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the files that take longest; the others keep their order."""
+    items.sort(key=lambda item: _PLACES.get(item.path, len(LONGEST)))
 
 
 def pytest_collection_finish():
@@ -95,3 +121,11 @@ def pytest_runtest_setup(item):
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - what numpy's global generator gives is what has to be the same
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory):
+    """What starts programs as ``python -c`` does, without the seconds that importing torch takes."""
+    made = warm.Programs(lambda: tmp_path_factory.mktemp("program"))
+    yield made
+    made.close()

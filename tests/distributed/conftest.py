@@ -3,8 +3,6 @@
 import os
 import pickle
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ TOGETHER = (
 )  # fmt: skip
 
 
-def start(folder, names, count=2):
+def start(programs, folder, names, count=2):
     """Run scenarios in some processes; return what each pickled, by scenario and rank."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GRADFLOW_VERBOSE": "0"}
     # Nobody else gets a port that is bound, and the store, which reuses addresses, may listen there meanwhile.
@@ -25,9 +23,8 @@ def start(folder, names, count=2):
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", 0))
         store = f"127.0.0.1:{held.getsockname()[1]}"
-        words = [sys.executable, str(JOB), str(count), store, str(folder), *names]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stderr
+        done = programs.start(JOB.read_text(encoding="utf-8"), count, store, folder, *names, env=environment)
+        assert done.wait() == 0, done.err
     return {
         name: {
             rank: pickle.loads(path.read_bytes()) for rank in range(2) if (path := saved(folder, name, rank)).exists()
@@ -41,13 +38,13 @@ def saved(folder, name, rank):
 
 
 @pytest.fixture(scope="session")
-def together(tmp_path_factory):
+def together(programs, tmp_path_factory):
     """Return what the ranks saw in every scenario in which all stay; of four, the first two."""
-    two = start(tmp_path_factory.mktemp("two"), TOGETHER)
-    return two | start(tmp_path_factory.mktemp("four"), ["two-dimensional"], count=4)
+    two = start(programs, tmp_path_factory.mktemp("two"), TOGETHER)
+    return two | start(programs, tmp_path_factory.mktemp("four"), ["two-dimensional"], count=4)
 
 
 @pytest.fixture
-def leaving(tmp_path):
+def leaving(programs, tmp_path):
     """Return a function that runs one scenario in which a rank leaves."""
-    return lambda name: start(tmp_path, [name])[name]
+    return lambda name: start(programs, tmp_path, [name])[name]

@@ -1,8 +1,6 @@
 """Stages of a pipeline: each rank trains a model of its own, with one optimizer step a batch."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -49,28 +47,23 @@ distributed.destroy_process_group()
 """
 
 
-def train(folder, order):
+def train(programs, folder, order):
     """Train both stages; return what each of them saw."""
-    command = [sys.executable, "-c", STAGE, str(folder)]
-    ranks = [
-        subprocess.Popen([*command, str(rank), order], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=800)[1] for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0], said
+    ranks = [programs.start(STAGE, folder, rank, order) for rank in range(2)]
+    assert [program.wait() for program in ranks] == [0, 0], [program.err for program in ranks]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_stages_that_are_watched_first_are_recorded(tmp_path):
+def test_stages_that_are_watched_first_are_recorded(programs, tmp_path):
     """Watched before the process group is made, each stage has a run of its own, with its own gradients."""
-    for stage in train(tmp_path, "first"):
+    for stage in train(programs, tmp_path, "first"):
         assert stage["read"] == pytest.approx(stage["norms"], rel=1e-5)
         assert stage["lines"] == []
 
 
-def test_a_stage_that_rank_0_does_not_watch_says_so(tmp_path):
+def test_a_stage_that_rank_0_does_not_watch_says_so(programs, tmp_path):
     """Watched in a job, the first stage is recorded as it is, and the other says once how it can be."""
-    first, second = train(tmp_path, "later")
+    first, second = train(programs, tmp_path, "later")
     assert first["read"] == pytest.approx(first["norms"], rel=1e-5)
     assert second["read"] == []
     told = [line for line in second["lines"] if "stage of a pipeline" in line]

@@ -119,16 +119,17 @@ def small_disk(tmp_path):
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
-def test_a_full_disk_stops_the_files_and_not_the_training(small_disk):
+def test_a_full_disk_stops_the_files_and_not_the_training(small_disk, programs):
     """With the disk full to the end, training ends as unwatched, what is lost is told, and the rest reads back."""
     place, kind = small_disk
-    done = subprocess.run([*script(FULL), str(place), kind], capture_output=True, text=True, timeout=800, check=True)
+    done = programs.start(SETUP + FULL, place, kind)
+    assert done.wait() == 0, done.err
     plain = {}
     exec(SETUP + "train(200)", plain)
     weights = [float(p.detach().sum()) for p in plain["model"].parameters()]
-    assert done.stdout.splitlines() == ["200 [] ['jsonl', 'tensorboard']", str(weights)]
+    assert done.out.splitlines() == ["200 [] ['jsonl', 'tensorboard']", str(weights)]
     for name in ("jsonl", "tensorboard"):
-        lines = [line for line in done.stderr.splitlines() if f"the {name} writer" in line]
+        lines = [line for line in done.err.splitlines() if f"the {name} writer" in line]
         assert "cannot write to" in lines[0]
         assert f"the {name} writer could not write steps" in lines[-1]
     counts = []
@@ -140,7 +141,7 @@ def test_a_full_disk_stops_the_files_and_not_the_training(small_disk):
     assert 5 < min(counts) <= max(counts) < 200
 
 
-def test_a_disk_that_was_full_for_a_while_costs_what_did_not_fit(small_disk):
+def test_a_disk_that_was_full_for_a_while_costs_what_did_not_fit(small_disk, programs):
     """Once there is room again the rest is written; what is missing is told by the run and by its files."""
     place, kind = small_disk
     body = """
@@ -169,9 +170,9 @@ def test_a_disk_that_was_full_for_a_while_costs_what_did_not_fit(small_disk):
     for writer in writers:
         print(writer.lost.first, writer.lost.last, writer.lost.steps)
     """
-    done = subprocess.run([*script(body), str(place), kind], capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stderr
-    for where, line in zip(("tb", "lines"), done.stdout.splitlines(), strict=True):
+    done = programs.start(SETUP + textwrap.dedent(body), place, kind)
+    assert done.wait() == 0, done.err
+    for where, line in zip(("tb", "lines"), done.out.splitlines(), strict=True):
         run, (first, last, steps) = read_run(place / where), map(int, line.split())
         assert [(gap.first, gap.last, gap.steps) for gap in run.gaps] == [(first, last, steps)]
         assert sorted({*run.records.steps, *range(first, last + 1)}) == list(range(1, 601))
@@ -179,7 +180,7 @@ def test_a_disk_that_was_full_for_a_while_costs_what_did_not_fit(small_disk):
         assert run.skipped == 0
 
 
-def test_two_processes_in_one_folder_are_two_runs(tmp_path, capsys):
+def test_two_processes_in_one_folder_are_two_runs(tmp_path, capsys, programs):
     """Their sessions differ though they start together; each is read by itself, and the report shows both and why."""
     body = """
     for backend in ("tensorboard", "jsonl"):
@@ -192,8 +193,8 @@ def test_two_processes_in_one_folder_are_two_runs(tmp_path, capsys):
         train(4)
         exporter.close()
     """
-    children = [subprocess.Popen([*script(body), str(tmp_path), each]) for each in "ab"]
-    assert [child.wait(800) for child in children] == [0, 0]
+    children = [programs.start(SETUP + textwrap.dedent(body), tmp_path, each) for each in "ab"]
+    assert [child.wait() for child in children] == [0, 0]
     for backend in ("tensorboard", "jsonl"):
         place = tmp_path / backend
         first = read_run(place)
@@ -217,14 +218,14 @@ def test_a_sudden_end_costs_at_most_a_second(tmp_path):
     assert done.stdout.count("steps read back") == 2
 
 
-def test_exit_without_close_writes_everything(tmp_path):
+def test_exit_without_close_writes_everything(tmp_path, programs):
     """A program that ends without close(), or with an exception, has every step on disk."""
     children = []
     for number, end in enumerate(("", "raise SystemExit(0)", "1 / 0")):
         logdir = str(tmp_path / str(number))
         body = f"Exporter(model, backends=['jsonl', 'tensorboard'], logdir={logdir!r}).watch(criterion)\ntrain(7)\n"
-        children.append(subprocess.Popen([sys.executable, "-c", SETUP + body + end], stderr=subprocess.DEVNULL))
-    assert [child.wait(800) for child in children] == [0, 0, 1]
+        children.append(programs.start(SETUP + body + end))
+    assert [child.wait() for child in children] == [0, 0, 1]
     for number in range(3):
         assert [r.step for r in read_run(tmp_path / str(number)).records] == list(range(1, 8))
 

@@ -46,19 +46,22 @@ print("trained")
 """
 
 
-def run(folder: Path, script: str, **environment: str) -> tuple[str, list[str], int]:
-    """Standard output, lines of ours on standard error, and exit status of a script of a user's."""
-    (folder / "train.py").write_text(script)
-    env = {key: value for key, value in os.environ.items() if key != "GRADFLOW_VERBOSE"} | environment
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=800
-    )
-    return done.stdout, [line for line in done.stderr.splitlines() if "gradflow: " in line], done.returncode
+@pytest.fixture
+def run(programs, tmp_path):
+    """Return what runs a script of a user's: its standard output, lines of ours on standard error, and exit status."""
+
+    def run(script: str, **environment: str) -> tuple[str, list[str], int]:
+        env = {key: value for key, value in os.environ.items() if key != "GRADFLOW_VERBOSE"} | environment
+        program = programs.start(script, cwd=tmp_path, env=env)
+        code = program.wait()
+        return program.out, [line for line in program.err.splitlines() if "gradflow: " in line], code
+
+    return run
 
 
-def test_two_lines_are_enough_to_be_told(tmp_path):
+def test_two_lines_are_enough_to_be_told(tmp_path, run):
     """Whoever writes the two lines of the README reads what is watched, what is wrong, and what to do next."""
-    out, said, code = run(tmp_path, VANISHING)
+    out, said, code = run(VANISHING)
     assert (out, code) == ("trained\n", 0)
     assert len(said) == 3, said
     assert re.match(r"gradflow: watching Sequential, [\d,]+ parameters, 13 blocks \(0\.0, 1\.0, \.\.\. 12\); ", said[0])
@@ -70,40 +73,40 @@ def test_two_lines_are_enough_to_be_told(tmp_path):
 
 
 @pytest.mark.parametrize("environment", [{"GRADFLOW_VERBOSE": "0"}, {"RANK": "1"}], ids=["switched off", "rank 1"])
-def test_nothing_is_said_where_nobody_wants_it(tmp_path, environment):
+def test_nothing_is_said_where_nobody_wants_it(run, environment):
     """The environment silences it, and ranks above 0 are silent by themselves."""
-    assert run(tmp_path, VANISHING, **environment)[:2] == ("trained\n", [])
+    assert run(VANISHING, **environment)[:2] == ("trained\n", [])
 
 
-def test_an_exception_has_its_verdict_after_the_traceback(tmp_path):
+def test_an_exception_has_its_verdict_after_the_traceback(run):
     """A script that fails still ends with what was found."""
-    _, said, code = run(tmp_path, VANISHING + "raise RuntimeError('mine')\n")
+    _, said, code = run(VANISHING + "raise RuntimeError('mine')\n")
     assert code == 1
     assert said[-1].startswith("gradflow: after step 30: 1 problem: VANISHING")
 
 
-def test_a_killed_process_has_said_its_issues(tmp_path):
+def test_a_killed_process_has_said_its_issues(run):
     """What was found stands in the log of a job that is killed, on lines of its own."""
-    _, said, code = run(tmp_path, VANISHING + "os.kill(os.getpid(), signal.SIGKILL)\n")
+    _, said, code = run(VANISHING + "os.kill(os.getpid(), signal.SIGKILL)\n")
     assert code == -signal.SIGKILL
     assert len(said) == 2, said
     assert all(line.startswith("gradflow: ") for line in said)
 
 
-def test_a_run_without_steps_says_where_to_look(tmp_path):
+def test_a_run_without_steps_says_where_to_look(run):
     """A script that ends before its first step is told so, and what to run."""
-    _, said, _ = run(tmp_path, VANISHING.replace("range(30)", "range(0)"))
+    _, said, _ = run(VANISHING.replace("range(30)", "range(0)"))
     assert said[-1].startswith("gradflow: no step was recorded: no optimizer has stepped")
     assert "gradflow doctor" in said[-1]
 
 
-def test_logging_that_is_set_up_gets_the_lines(tmp_path):
+def test_logging_that_is_set_up_gets_the_lines(tmp_path, run):
     """A program with handlers of its own finds the lines there, by severity, and nothing on standard error."""
     setup = (
         "import logging\n"
         "logging.basicConfig(filename='job.log', level=logging.INFO, format='%(levelname)s %(name)s %(message)s')\n"
     )
-    _, said, _ = run(tmp_path, setup + VANISHING)
+    _, said, _ = run(setup + VANISHING)
     lines = [line.split(" ", 2) for line in (tmp_path / "job.log").read_text().splitlines() if "gradflow: " in line]
     assert said == []
     assert [(level, name) for level, name, _ in lines] == [

@@ -1,7 +1,6 @@
 """The whole way: a model that trains, the exporter's own thread, and a W&B run that is read back."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -210,7 +209,7 @@ def test_alerts_reach_the_server(begin, place, server, rate, steps, kind, seed):
 ENDS = {"plain": "", "exception": "raise RuntimeError('on purpose')", "exit": "sys.exit(3)"}
 
 
-def test_the_end_of_a_script_keeps_the_newest_values(place, offline):
+def test_the_end_of_a_script_keeps_the_newest_values(place, offline, programs):
     """Without ``close`` and without ``finish``, whatever the end: the rows are the user's, the summary has the rest."""
     code = """
 import sys, torch, wandb
@@ -231,19 +230,14 @@ for step in range(20):
 print(run.dir, flush=True)
 """
     own = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}  # not the tests' wandb-core
-    scripts = {
-        how: subprocess.Popen(
-            [sys.executable, "-c", code + end], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own
-        )
-        for how, end in ENDS.items()
-    }
+    scripts = {how: programs.start(code + end, env=own) for how, end in ENDS.items()}
     for how, script in scripts.items():
-        printed, errors = script.communicate(timeout=800)
-        log = offline.wait_for_log(Path(printed.strip()).parent)
+        script.wait()
+        log = offline.wait_for_log(Path(script.out.strip()).parent)
         assert [(row["_step"], row["mine"]) for row in log.history] == [(step, step) for step in range(0, 20, 5)]
         assert log.summary["gradflow/last_step"] == log.summary["gradflow/step"] >= 19
         assert log.exit_code == {"plain": 0, "exception": 1, "exit": 3}[how]
-        assert errors == "" or how == "exception"
+        assert script.err == "" or how == "exception"
 
 
 def test_a_missing_package_is_told_with_the_way_out(monkeypatch):
