@@ -222,7 +222,7 @@ class RankCollapse(Rule):
     Attributes:
         residual: Least healthy residual at the end of a stack.
         share: Minimum fraction of the input's residual that must be left.
-        healthy: Residual above which a block counts as healthy in its history.
+        healthy: Residual after a block above which something behind it made the tokens the same.
     """
 
     residual: float = 0.05
@@ -231,7 +231,7 @@ class RankCollapse(Rule):
 
     name: ClassVar[str] = "rank-collapse"
     needs: ClassVar[tuple[str, ...]] = ("block.rank_residual",)
-    remembers: ClassVar[tuple[str, ...]] = ("block.rank_residual", "loss")
+    remembers: ClassVar[tuple[str, ...]] = ("loss",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the end of each stack of this record."""
@@ -241,8 +241,6 @@ class RankCollapse(Rule):
         for sites, before, after in stacks(record):
             limit = min(self.residual, self.share * float(before[0]))
             if not (limit > 0 and float(before[-1]) < limit and float(after[-1]) < limit):
-                continue
-            if _learned(history, "block.rank_residual", [sites[-1]], self.healthy, least=self.residual):
                 continue
             # The last block that was given tokens that differ.
             start = int(np.flatnonzero(before >= limit)[-1])

@@ -148,8 +148,6 @@ def outlying(log_gains: Floats, floor: float, deviations: float) -> npt.NDArray[
             continue
         others = np.delete(log_gains, index)
         others = others[np.isfinite(others)]
-        if others.size == 0:
-            continue
         centre = median(others)
         spread = 1.4826 * median(np.abs(others - centre))
         flags[index] = gain < centre - max(floor, deviations * spread)
