@@ -103,7 +103,7 @@ class AttentionCollapse(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the heads of this record, layer by layer."""
         reading = reading_of(record, "attention.entropy")
-        if solved(history) or converged(record, history):
+        if solved(history) or converged(history):
             return ()
         ill: list[tuple[str, float]] = []
         series, later = history.at_sites("attention.entropy"), False
@@ -172,7 +172,7 @@ class HeadRedundancy(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the layers of this record."""
         reading = reading_of(record, "attention.diversity")
-        if solved(history) or converged(record, history):
+        if solved(history) or converged(history):
             return ()
         low = only(reading, reading.values < self.diversity)
         layers = tuple(
@@ -235,7 +235,7 @@ class RankCollapse(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the end of each stack of this record."""
-        if solved(history) or converged(record, history):
+        if solved(history) or converged(history):
             return ()
         found = []
         for sites, before, after in stacks(record):

@@ -14,7 +14,7 @@ from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import fall, fell, none_better
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import first_step, margin, margins, steps_of_layers
-from gradflow_export.rules.signals import AGAIN, converged, settled, stuck, warms_up
+from gradflow_export.rules.signals import AGAIN, converged, stuck, warms_up
 
 _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
 """What leaves a loss flat at any learning rate."""
@@ -103,7 +103,7 @@ class LearningRate(Rule):
         found = (
             *self._large(history, first, now),
             *_clipped(record, history, self.decayed, self.nothing),
-            *(() if converged(record, history) or settled(history) else self._small(record, history, first, now)),
+            *(() if converged(history) else self._small(record, history, first, now)),
         )
         return found[:1]
 
