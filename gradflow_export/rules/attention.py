@@ -103,7 +103,7 @@ class AttentionCollapse(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the heads of this record, layer by layer."""
         reading = reading_of(record, "attention.entropy")
-        if solved(history) or converged(record, history):
+        if solved(history) or converged(history):
             return ()
         ill: list[tuple[str, float]] = []
         series, later = history.at_sites("attention.entropy"), False
@@ -172,7 +172,7 @@ class HeadRedundancy(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the layers of this record."""
         reading = reading_of(record, "attention.diversity")
-        if solved(history) or converged(record, history):
+        if solved(history) or converged(history):
             return ()
         low = only(reading, reading.values < self.diversity)
         layers = tuple(
@@ -222,7 +222,7 @@ class RankCollapse(Rule):
     Attributes:
         residual: Least healthy residual at the end of a stack.
         share: Minimum fraction of the input's residual that must be left.
-        healthy: Residual above which a block counts as healthy in its history.
+        healthy: Residual after a block above which something behind it made the tokens the same.
     """
 
     residual: float = 0.05
@@ -231,18 +231,16 @@ class RankCollapse(Rule):
 
     name: ClassVar[str] = "rank-collapse"
     needs: ClassVar[tuple[str, ...]] = ("block.rank_residual",)
-    remembers: ClassVar[tuple[str, ...]] = ("block.rank_residual", "loss")
+    remembers: ClassVar[tuple[str, ...]] = ("loss",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the end of each stack of this record."""
-        if solved(history) or converged(record, history):
+        if solved(history) or converged(history):
             return ()
         found = []
         for sites, before, after in stacks(record):
             limit = min(self.residual, self.share * float(before[0]))
             if not (limit > 0 and float(before[-1]) < limit and float(after[-1]) < limit):
-                continue
-            if _learned(history, "block.rank_residual", [sites[-1]], self.healthy, least=self.residual):
                 continue
             # The last block that was given tokens that differ.
             start = int(np.flatnonzero(before >= limit)[-1])

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.statistics import median
-from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.attention import stacks
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import only, reading_of
@@ -102,7 +102,7 @@ class RankBottleneck(Rule):
 
     Not reported: a narrow code that fits its data, because the dropped directions carried no information; and a layer
     whose output goes to the loss, because the task sets its width. Where the graph was not read, a chain counts as
-    reaching the loss if no parameter is registered after it. If the following layers have an even lower rank, the
+    reaching the loss. If the following layers have an even lower rank, the
     network narrows towards its output, as with pooling and few classes; this counts only if the loss was read and does
     not fall.
 
@@ -142,13 +142,9 @@ class RankBottleneck(Rule):
         blank = {owner(site) for site, gain in zip(gains.sites, gains.first.tolist(), strict=True) if gain == 0.0}
         return tuple(finding for finding in found if finding is not None and blank.isdisjoint(finding.layers))
 
-    def refuted(self, issue: Issue, history: History) -> bool:
-        """Whether the loss is solved: ranks are read more rarely."""
-        return solved(history)
-
     def _judge(self, record: StepRecord, links: Chain, waist: float) -> Finding | None:
         ranks = np.exp(links.logs)
-        for index in range(1, len(ranks) - (links.ends or _reaches_the_end(record, links.sites[-1]))):
+        for index in range(1, len(ranks) - (links.ends is not False)):
             before, after, block = float(ranks[index - 1]), float(ranks[index]), links.sites[index]
             if links.joined is not None and not links.joined[index - 1]:
                 continue
@@ -240,12 +236,6 @@ def _joins_others(record: StepRecord, block: str) -> bool:
     after = reading_of(record, "block.next").as_dict()
     place = after.get(block)
     return place is not None and place >= 0 and sum(other == place for other in after.values()) > 1
-
-
-def _reaches_the_end(record: StepRecord, block: str) -> bool:
-    """Whether the last registered parameter belongs to ``block``; True when there is no telling."""
-    reading = record.get("parameter.gradient_norm")
-    return reading is None or inside(owner(reading.sites[-1]), block)
 
 
 def _ill_inside(record: StepRecord, block: str) -> bool:

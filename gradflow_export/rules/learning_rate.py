@@ -14,7 +14,7 @@ from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import fall, fell, none_better
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import first_step, margin, margins, steps_of_layers
-from gradflow_export.rules.signals import AGAIN, converged, settled, stuck, warms_up
+from gradflow_export.rules.signals import AGAIN, converged, stuck, warms_up
 
 _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
 """What leaves a loss flat at any learning rate."""
@@ -24,7 +24,7 @@ _A_LIMIT = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate(Rule):
-    """Report learning rates at which the loss cannot fall: too large, too small, raised, or decayed to nothing.
+    """Report learning rates at which the loss cannot fall: too large, too small, or decayed to nothing.
 
     Too large: single updates change a large part of the weights, and afterwards the loss is no lower than at first. Too
     small: even along the gradient, a tenth less loss would take ``steps`` steps, where ``L / (||g|| ||update||)`` is
@@ -32,9 +32,10 @@ class LearningRate(Rule):
     better than a constant's, although consecutive gradients agree. In both cases the loss has not fallen, or hardly if
     nearly all gradients agree, and the learning rate is not rising (warm-up).
 
-    Raised: the learning rate is three times any earlier one, and the loss is back at its initial value. Decayed: the
-    rate has been below a thousandth of its maximum for longer than above, while the loss is still high; or for a third
-    of that time, at more than half of the first loss, if the loss fell until the rate did.
+    Decayed: the rate has been below a thousandth of its maximum for longer than above, while the loss is still high; or
+    for a third of that time, at more than half of the first loss, if the loss fell until the rate did.
+
+    Rates that were raised are judged by :class:`~gradflow_export.rules.weight_decay.RateLeap`.
 
     Source: update size, You et al. 2017, arXiv:1708.03888; tangent, Polyak 1987, Introduction to Optimization, 5.3.
 
@@ -49,8 +50,6 @@ class LearningRate(Rule):
             ``timid``.
         hardly: See ``straight``.
         settle: Number of steps before such small updates are judged.
-        jump: Highest earlier learning rate, as a fraction of one that counts as raised.
-        undone: Minimum number of losses at a raised learning rate.
         least: Minimum number of losses before anything is reported.
         fallen: Fraction of the first loss below which the loss has fallen.
         decayed: Fraction of the maximum learning rate that counts as nothing, and of a gradient that clipping leaves.
@@ -66,8 +65,6 @@ class LearningRate(Rule):
     straight: float = 0.8
     hardly: float = 0.75
     settle: int = 80
-    jump: float = 0.35
-    undone: int = 20
     least: int = 20
     fallen: float = 0.95
     decayed: float = 1e-3
@@ -105,9 +102,8 @@ class LearningRate(Rule):
             return ()
         found = (
             *self._large(history, first, now),
-            *self._raised(history, first, now),
             *_clipped(record, history, self.decayed, self.nothing),
-            *(() if converged(record, history) or settled(history) else self._small(record, history, first, now)),
+            *(() if converged(history) else self._small(record, history, first, now)),
         )
         return found[:1]
 
@@ -141,34 +137,6 @@ class LearningRate(Rule):
         advice = f"lower the learning rate{lower}; updates of about 0.1 % of the weight norm are usual."
         since = int(steps[int(np.argmax(big))])
         yield rate_finding(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
-
-    def _raised(self, history: History, first: float, now: float) -> Iterable[Finding]:
-        """Yield where a rate that was raised undid what a lower one had learned, and stays where it is."""
-        at, losses = history.run("loss").whole()
-        steps, rates = history.run("learning_rate").whole()
-        if min(len(losses), len(rates)) < 2 * self.undone or not np.isfinite(losses).all():
-            return
-        rates = rates[np.maximum(np.searchsorted(steps, at, side="right") - 1, 0)]
-        # Nearly all runs end here: what follows takes a median for each loss. No rate before was below the least.
-        if float(rates[-self.undone :].min()) < float(rates.min()) / self.jump:
-            return
-        span = self.undone // 2
-        levels = [median(losses[end - span : end]) for end in range(span, len(losses) + 1)]
-        best = int(np.argmin(levels)) + span - 1
-        level, new = levels[best - span + 1], float(rates[-1])
-        old = median(rates[best - span + 1 : best + 1])
-        higher = np.flatnonzero(rates[best:] >= old / self.jump)
-        if not (old > 0 and higher.size and bool((rates[-self.undone :] >= old / self.jump).all())):
-            return
-        since = int(at[best + higher[0]])
-        late = min(now, median(losses[-self.undone :]))
-        if at[-1] - since < self.undone or not (level <= 0.7 * first and late >= max(0.8 * first, 2.0 * level)):
-            return
-        message = (
-            f"the learning rate rose from {number(old)} to {number(new)} at step {since}, and the loss, "
-            f"{number(level)} before, is back at {number(now)}, about its initial value ({number(first)})."
-        )
-        yield rate_finding(Severity.HIGH, new / old, 1.0 / self.jump, message, stay(old), "too large", since, True)
 
     def _small(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         rate = history.run("learning_rate")

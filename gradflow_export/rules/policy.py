@@ -127,7 +127,7 @@ class PolicyCollapse(Rule):
             value, past = record.value(metric), history.run(metric)
             if value is None or not 0 <= value < least or _earned(past, least, history):
                 continue
-            if _followed(past, least, history) and converged(record, history):
+            if _followed(past, least, history) and converged(history):
                 continue
             sudden = past.first < 5 * least
             message = f"the {what} of the policy is {number(value)}: it takes one action almost always" + (

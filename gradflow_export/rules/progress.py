@@ -96,7 +96,7 @@ class Stagnation(Rule):
             # An optimizer that steps more rarely than another has no learning rate to tell at this step.
             held = _with(history, Wiring.OWNED)
             reasons[NOT_OWNED] = tuple(site for site in reasons[NOT_OWNED] if site not in held)
-        if converged(record, history):
+        if converged(history):
             reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
         rate = history.run("learning_rate")
         if rate.last < _DECAYED * rate.high:  # what a schedule did, and LEARNING_RATE reports
@@ -210,7 +210,7 @@ class LostUpdates(Rule):
         """Judge the updates of this record."""
         share, arrived = record.value("update.lost_share"), record.value("update.effectiveness")
         each = record.get("parameter.lost_share")
-        if share is None or arrived is None or each is None or converged(record, history):
+        if share is None or arrived is None or each is None or converged(history):
             return ()
         grave = share >= self.lost and arrived <= self.effectiveness
         if not grave and (share < self.most or arrived > self.part or _on_grids(record)):

@@ -11,7 +11,7 @@ from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import reading_of
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import settled, solved, stuck
+from gradflow_export.rules.signals import solved, stuck
 
 COMPOSES = 8
 """Steps from which on the Lyapunov exponent, which composes over time, is judged instead of the spectral radius."""
@@ -102,7 +102,7 @@ class Subcritical(Rule):
         findings = []
         for layers in modules.values():
             best = max(layers, key=lambda memory: memory.radius)
-            if best.length < self.least or best.steps >= best.length or settled(history):
+            if best.length < self.least or best.steps >= best.length:
                 continue
             if best.radius < self.forgets:
                 if not solved(history, self.learned):

@@ -9,7 +9,7 @@ from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import reading_of
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import settled, solved
+from gradflow_export.rules.signals import solved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Rotation(Rule):
         if turns is None or plane is None or growth is None or work is None:
             return ()
         round_ = turns >= self.winding and plane >= self.plane and growth >= self.growth and work <= self.work
-        if not round_ or solved(history) or settled(history):
+        if not round_ or solved(history):
             return ()
         message = (
             f"limit cycle: the weights completed {number(turns)} orbits within the window, {number(100 * plane)} % "

@@ -148,8 +148,6 @@ def outlying(log_gains: Floats, floor: float, deviations: float) -> npt.NDArray[
             continue
         others = np.delete(log_gains, index)
         others = others[np.isfinite(others)]
-        if others.size == 0:
-            continue
         centre = median(others)
         spread = 1.4826 * median(np.abs(others - centre))
         flags[index] = gain < centre - max(floor, deviations * spread)
@@ -193,34 +191,25 @@ def stuck(history: History, step: int, span: int = 200, share: float = 0.9) -> b
     return median(loss.values[-20:]) > share * median(values[: max(5, len(values) // 20)])
 
 
-def converged(record: StepRecord, history: History) -> bool:
+def converged(history: History) -> bool:
     """Whether there is nothing left to learn, so that resting weights and gradients are no fault.
 
-    Either the Polyak step ``L / ||g||`` is below the resolution of the weights (1e-6 of their norm): so small a move
-    would already bring the loss to zero. Or the loss fell by a tenth or more of its first value, lies within 1 % of
-    that fall from its least value, and its level fell by less than 0.1 % of it between the halves of the last 20
-    steps. Or it started solved, see :func:`settled`.
+    Either the loss fell by a tenth or more of its first value, lies within 1 % of that fall from its least value, and
+    its level fell by less than 0.1 % of it between the halves of the last 20 steps. Or it started solved, see
+    :func:`settled`.
 
-    Source: Polyak 1987, Introduction to Optimization, section 5.3; criterion (d) of the convergence indicators.
+    Source: criterion (d) of the convergence indicators.
     """
     loss = history.run("loss")
     if loss.count == 0 or not math.isfinite(loss.last):
         return False
-    if loss.last == 0.0 or _within_resolution(record, loss.last) or settled(history):
+    if loss.last == 0.0 or settled(history):
         return True
     recent, drop = loss.values[-20:], loss.first - loss.low
     if len(recent) < 20 or not np.isfinite(recent).all() or drop < 0.1 * abs(loss.first):
         return False
     before, after = median(recent[:10]), median(recent[10:])
     return after <= loss.low + 0.01 * drop and before - after < 1e-3 * drop
-
-
-def _within_resolution(record: StepRecord, loss: float) -> bool:
-    weights, gradient = record.get("parameter.weight_norm"), record.value("gradient.total_norm")
-    if weights is None or gradient is None or loss < 0 or not gradient > 0:
-        return False
-    size = float(np.sqrt(np.square(weights.values.astype(np.float64)).sum()))
-    return size > 0 and loss < 1e-6 * gradient * size
 
 
 def owner(parameter: str) -> str:

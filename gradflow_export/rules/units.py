@@ -12,7 +12,7 @@ from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import begun, settled, solved
+from gradflow_export.rules.signals import begun, solved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class Saturated(Rule):
         if measured.size and math.isfinite(loss) and 0 <= loss < self.small:
             flat[measured[-1]] = False
         ill = only(reading, flat)
-        if not ill.sites or solved(history) or settled(history):
+        if not ill.sites or solved(history):
             return ()
         layers, first = ill.sites, float(ill.values[0])
         message = (

@@ -93,7 +93,7 @@ class Vanishing(Rule):
             for links in chains(record, "block.gradient_norm")
             for finding in self._backward(links, self._limit(record, history)) or self._forward(record, links)
         )
-        return () if found and converged(record, history) else found
+        return () if found and converged(history) else found
 
     def _limit(self, record: StepRecord, history: History) -> float:
         """Return the least healthy factor: a greater one where nothing has been learned for long."""
@@ -188,7 +188,7 @@ class VanishingParameters(Rule):
             if len(links.sites) >= self.least and self._trend(links):
                 finding = self._judge(links)
                 found = [] if finding is None else [finding]
-        return () if found and converged(record, history) else tuple(found)
+        return () if found and converged(history) else tuple(found)
 
     def _trend(self, links: Chain) -> bool:
         slope = theil_sen(np.arange(len(links.logs), dtype=np.float64), links.logs)
