@@ -24,7 +24,7 @@ _A_LIMIT = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate(Rule):
-    """Report learning rates at which the loss cannot fall: too large, too small, raised, or decayed to nothing.
+    """Report learning rates at which the loss cannot fall: too large, too small, or decayed to nothing.
 
     Too large: single updates change a large part of the weights, and afterwards the loss is no lower than at first. Too
     small: even along the gradient, a tenth less loss would take ``steps`` steps, where ``L / (||g|| ||update||)`` is
@@ -32,9 +32,8 @@ class LearningRate(Rule):
     better than a constant's, although consecutive gradients agree. In both cases the loss has not fallen, or hardly if
     nearly all gradients agree, and the learning rate is not rising (warm-up).
 
-    Raised: the learning rate is three times any earlier one, and the loss is back at its initial value. Decayed: the
-    rate has been below a thousandth of its maximum for longer than above, while the loss is still high; or for a third
-    of that time, at more than half of the first loss, if the loss fell until the rate did.
+    Decayed: the rate has been below a thousandth of its maximum for longer than above, while the loss is still high; or
+    for a third of that time, at more than half of the first loss, if the loss fell until the rate did.
 
     Source: update size, You et al. 2017, arXiv:1708.03888; tangent, Polyak 1987, Introduction to Optimization, 5.3.
 
@@ -49,8 +48,6 @@ class LearningRate(Rule):
             ``timid``.
         hardly: See ``straight``.
         settle: Number of steps before such small updates are judged.
-        jump: Highest earlier learning rate, as a fraction of one that counts as raised.
-        undone: Minimum number of losses at a raised learning rate.
         least: Minimum number of losses before anything is reported.
         fallen: Fraction of the first loss below which the loss has fallen.
         decayed: Fraction of the maximum learning rate that counts as nothing, and of a gradient that clipping leaves.
@@ -66,8 +63,6 @@ class LearningRate(Rule):
     straight: float = 0.8
     hardly: float = 0.75
     settle: int = 80
-    jump: float = 0.35
-    undone: int = 20
     least: int = 20
     fallen: float = 0.95
     decayed: float = 1e-3
@@ -105,7 +100,6 @@ class LearningRate(Rule):
             return ()
         found = (
             *self._large(history, first, now),
-            *self._raised(history, first, now),
             *_clipped(record, history, self.decayed, self.nothing),
             *(() if converged(record, history) or settled(history) else self._small(record, history, first, now)),
         )
@@ -140,35 +134,7 @@ class LearningRate(Rule):
         )
         advice = f"lower the learning rate{lower}; updates of about 0.1 % of the weight norm are usual."
         since = int(steps[int(np.argmax(big))])
-        yield rate_finding(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
-
-    def _raised(self, history: History, first: float, now: float) -> Iterable[Finding]:
-        """Yield where a rate that was raised undid what a lower one had learned, and stays where it is."""
-        at, losses = history.run("loss").whole()
-        steps, rates = history.run("learning_rate").whole()
-        if min(len(losses), len(rates)) < 2 * self.undone or not np.isfinite(losses).all():
-            return
-        rates = rates[np.maximum(np.searchsorted(steps, at, side="right") - 1, 0)]
-        # Nearly all runs end here: what follows takes a median for each loss. No rate before was below the least.
-        if float(rates[-self.undone :].min()) < float(rates.min()) / self.jump:
-            return
-        span = self.undone // 2
-        levels = [median(losses[end - span : end]) for end in range(span, len(losses) + 1)]
-        best = int(np.argmin(levels)) + span - 1
-        level, new = levels[best - span + 1], float(rates[-1])
-        old = median(rates[best - span + 1 : best + 1])
-        higher = np.flatnonzero(rates[best:] >= old / self.jump)
-        if not (old > 0 and higher.size and bool((rates[-self.undone :] >= old / self.jump).all())):
-            return
-        since = int(at[best + higher[0]])
-        late = min(now, median(losses[-self.undone :]))
-        if at[-1] - since < self.undone or not (level <= 0.7 * first and late >= max(0.8 * first, 2.0 * level)):
-            return
-        message = (
-            f"the learning rate rose from {number(old)} to {number(new)} at step {since}, and the loss, "
-            f"{number(level)} before, is back at {number(now)}, about its initial value ({number(first)})."
-        )
-        yield rate_finding(Severity.HIGH, new / old, 1.0 / self.jump, message, stay(old), "too large", since, True)
+        yield _rate_finding(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
 
     def _small(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         rate = history.run("learning_rate")
@@ -210,7 +176,7 @@ class LearningRate(Rule):
             )
         elif min(needed) * scale < self.steps:  # it would be no small step if nothing were clipped
             advice = _limit(whole * scale, whole)
-        found = rate_finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
+        found = _rate_finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
         yield replace(found, follows_from=_FLAT)
 
     def _timid(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
@@ -237,7 +203,7 @@ class LearningRate(Rule):
             f"raise the learning rate{more} tenfold until the loss falls; the function passed to LambdaLR must "
             "return a factor, not the learning rate itself."
         )
-        found = rate_finding(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
+        found = _rate_finding(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
         yield replace(found, urgent=True, follows_from=_FLAT)  # what it was judged by are many gradients already
 
     def _cut_short(self, history: History) -> bool:
@@ -266,9 +232,64 @@ class LearningRate(Rule):
             "CosineAnnealingLR(optimizer, T_max=epochs * len(loader)); ReduceLROnPlateau needs mode='min' for a "
             "loss."
         )
-        yield rate_finding(
+        yield _rate_finding(
             Severity.MEDIUM, rate.last, rate.high * self.decayed, message, advice, "decayed", since, True
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateLeap(Rule):
+    """Report learning rates that rise to several times all earlier ones, with losses that lie higher since.
+
+    The losses since the last step at ``jump`` of the rate are compared with those before, so a rate that grows with
+    each step is judged as well; a warm-up, over which the losses of a value function grow, takes longer than what came
+    before. Either the last few losses lie above all recent ones, and are twice as high; or, ``later`` steps and more
+    after the rise, the losses since, without the first of many, lie above those just before it, beyond their noise.
+
+    Attributes:
+        jump: Highest earlier learning rate, as a fraction of the last one.
+        later: Number of losses since the rise of which the first third is left out.
+        higher: Minimum ratio of their medians.
+        sure: Minimum z-score.
+    """
+
+    jump: float = 0.35
+    later: int = 16
+    higher: float = 1.25
+    sure: float = 3.0
+
+    name: ClassVar[str] = "rate-leap"
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the losses before and after the last rise."""
+        rate, loss = history.run("learning_rate"), history.run("loss")
+        if not rate.low <= self.jump * rate.last or loss.low <= 0:  # nearly all runs end here
+            return ()
+        steps, rates = rate.all()
+        lower = np.flatnonzero(rates <= self.jump * rate.last)
+        start = int(lower[-1]) + 1 if len(lower) else 0
+        if not AGAIN <= start <= len(rates) - AGAIN:
+            return ()
+        since, old = int(steps[start]), float(rates[:start].max())
+        before, after = loss.values[loss.steps <= since], loss.values[loss.steps > since]
+        warm = record.step > 2 * since and rate.last > 1.1 * float(rates[start])
+        if warm or old > self.jump * rate.last or min(len(after), len(before) / 5) < AGAIN:
+            return ()
+        sudden, late = after[-AGAIN:], after[len(after) // 3 if len(after) >= self.later else 0 :]
+        recent = before[-2 * len(late) :]
+        level, now = median(recent), median(sudden)
+        leapt = float(sudden.min()) > float(before[-2 * self.later :].max()) and now > 2.0 * level
+        lasts = loss.steps[-1] >= since + 2 * self.later and median(late) > self.higher * level
+        if not (leapt or (lasts and fall(-np.concatenate((recent, late)), len(recent)) >= self.sure)):
+            return ()
+        message = (
+            f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and the losses since "
+            f"lie above those before: {number(now)}, after {number(level)}."
+        )
+        severity = Severity.HIGH if leapt else Severity.MEDIUM
+        return (_rate_finding(severity, rate.last / old, 1 / self.jump, message, _stay(old), "too large", since, True),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,7 +360,7 @@ def _clipped(record: StepRecord, history: History, share: float, nothing: float)
             f"clipping reduces a gradient norm of {number(whole)} to {number(whole * float(left[-1]))} in each step."
         )
         advice = _limit(whole * float(left[-1]), whole)
-        yield rate_finding(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0]), True)
+        yield _rate_finding(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0]), True)
 
 
 def _limit(left: float, whole: float) -> str:
@@ -350,7 +371,7 @@ def _limit(left: float, whole: float) -> str:
     )
 
 
-def stay(old: float) -> str:
+def _stay(old: float) -> str:
     """Return what to do about a rate that rose from one that was good."""
     return (
         f"keep the learning rate at {number(old)} or below; a decaying schedule multiplies it by a factor below 1: "
@@ -358,7 +379,7 @@ def stay(old: float) -> str:
     )
 
 
-def rate_finding(
+def _rate_finding(
     severity: Severity, value: float, most: float, message: str, advice: str, cause: str, since: int, many: bool = False
 ) -> Finding:
     """Return what is wrong with a learning rate; ``many``: it was judged by many losses already."""
