@@ -16,7 +16,7 @@ from gradflow_export.rules.attention import AttentionCollapse, HeadRedundancy, R
 from gradflow_export.rules.base import Check, Rule
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
 from gradflow_export.rules.diverging import Diverging
-from gradflow_export.rules.learning_rate import LearningRate, UnevenSteps
+from gradflow_export.rules.learning_rate import LearningRate, RateLeap, UnevenSteps
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.moments import EpsilonDominated, LongMomentum, OutdatedSecondMoment
 from gradflow_export.rules.numerical import Numerical
@@ -28,7 +28,7 @@ from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.stability import LossSpike, Unstable
 from gradflow_export.rules.units import Dead, Saturated
 from gradflow_export.rules.vanishing_exploding import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
-from gradflow_export.rules.weight_decay import RateLeap, WeightDecay
+from gradflow_export.rules.weight_decay import WeightDecay
 
 Profile = Literal["robust", "seed"]
 PROFILES: tuple[Profile, ...] = ("robust", "seed")

@@ -53,8 +53,9 @@ class NotLearning(Check):
 
     If a closed-form fit on some of the samples, evaluated leave-one-out, lowers the loss of the best constant
     prediction by ``open`` or more, the model must have come down by ``half`` of that, or be on its way: a loss that
-    falls would get there within ``soon`` times the steps so far. Below ``hardly`` the severity is MEDIUM; above it, or
-    while the learning rate rises, it is LOW.
+    falls would get there within ``soon`` times the steps so far. Below ``hardly`` the severity is MEDIUM. It is LOW
+    above it, while the learning rate rises, before step ``patient`` if anything was learned, and if the loss falls:
+    many losses fall slowly at first, so a straight line through them ends too high.
 
     For any loss: a model whose outputs are equal for all samples of a batch, up to rounding, although the inputs
     differ, in ``readings`` consecutive readings, does not use its inputs, or averages over the samples.
@@ -81,7 +82,8 @@ class NotLearning(Check):
         early: Number of steps in which a last layer initialized with zeros may give all samples the same output.
         level: Minimum fraction of the loss of the best constant prediction.
         wild: Multiple of the loss of the best constant prediction that chance alone does not explain.
-        patient: Number of steps in which targets without a measurable dependence on the inputs are left to BAD_TARGETS.
+        patient: Number of steps in which targets without a measurable dependence on the inputs are left to BAD_TARGETS,
+            and a little that was learned counts as a beginning.
         sure: Minimum z-score that counts as dependence.
         open: Minimum fraction of the loss of the best constant prediction that a closed-form fit takes off.
         half: Fraction of that which the model must have learned.
@@ -178,9 +180,9 @@ class NotLearning(Check):
         )
 
     def refuted(self, issue: Issue, history: History) -> bool:
-        """Whether the loss has fallen since, and not only because the batches became easier."""
-        whole = issue.layer == "" and issue.cause != _OPEN
-        return whole and fell_since(history, issue.step) and not self.lasts(issue, history)
+        """Whether the loss has fallen since, or to nearly 0, and not only because the batches became easier."""
+        fallen = issue.cause != _OPEN and fell_since(history, issue.step) and not self.lasts(issue, history)
+        return issue.layer == "" and (solved(history) or fallen)
 
     def lasts(self, issue: Issue, history: History) -> bool:
         """Return whether every loss is still at the level of a constant prediction; a fall by chance does not count."""
@@ -204,14 +206,16 @@ class NotLearning(Check):
         early, now = median(past_losses[: len(past_losses) // 2]), median(past_losses[len(past_losses) // 2 :])
         gained = share * (early / now - 1.0)
         slow = gained * self.soon * record.step < (share - 1.0 + fit) * steps
-        if not slow and (share <= self.wild or gained > 0) and still_falls(history):
+        learns = (share <= self.wild or gained > 0) and still_falls(history)
+        if learns and not slow:
             return ()
         rates = history.run("learning_rate").values[-30:]
         rises = len(rates) > 0 and rates[-1] > 1.05 * rates[0]
+        soon = record.step < self.patient and share < self.level  # a plateau that is left may look like this
         return (
             Finding(
                 IssueType.NOT_LEARNING,
-                Severity.LOW if rises or 1.0 - share >= self.hardly * fit else Severity.MEDIUM,
+                Severity.LOW if learns or soon or rises or 1.0 - share >= self.hardly * fit else Severity.MEDIUM,
                 ("",),
                 share,
                 1.0 - self.half * fit,

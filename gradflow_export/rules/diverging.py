@@ -45,10 +45,10 @@ class Diverging(Rule):
     prediction, and to as many times its initial value. Targets that a model computes, such as those of a teacher, are
     not judged: the loss may not contain their error yet.
 
-    Lost: all losses since some step are above the midpoint between the first losses and the best lasting ones, for
+    Lost: the level since some step is above the midpoint between the first losses and the best lasting ones, for
     half as long as it took to get there; they do not fall; and every loss whose targets and predictions are known is
-    back at that of the best constant prediction. With merely harder data, part of what was learned remains, or the new
-    data are learned.
+    back near that of the best constant prediction. With merely harder data, part of what was learned remains, or the
+    new data are learned.
 
     Attributes:
         factor: Minimum multiple of the largest of the first losses.
@@ -59,8 +59,10 @@ class Diverging(Rule):
         far_off: Minimum multiple of the error of the best constant prediction, and of the first error, while the loss
             falls.
         far: Multiple of the first losses that a change of the data cannot explain.
-        forgotten: Minimum fraction of the loss of the best constant prediction at which nothing learned is left.
-        deviations: Minimum improvement, in robust standard deviations of the losses around the best ones.
+        forgotten: Minimum fraction of the loss of the best constant prediction at which most that was learned is lost.
+        nothing: Minimum fraction at which nothing of it is left, and the severity is HIGH.
+        back: Fraction below which it has been learned again.
+        deviations: Minimum improvement, in robust standard deviations of the level of the best losses.
         away: Minimum number of steps for which the loss is lost.
         patience: Low, because the rule itself looks at the last losses.
     """
@@ -72,7 +74,9 @@ class Diverging(Rule):
     large: float = 1e-2
     far_off: float = 10.0
     far: float = 1e3
-    forgotten: float = 0.9
+    forgotten: float = 0.7
+    nothing: float = 0.9
+    back: float = 0.5
     deviations: float = 6.0
     away: int = 100
     patience: int = 2
@@ -96,7 +100,7 @@ class Diverging(Rule):
 
     def lasts(self, issue: Issue, history: History) -> bool:
         """Return whether what was learned is still lost: one batch that is answered well is no end of it."""
-        return issue.cause == _LOST and self._forgot(history) is not None
+        return issue.cause == _LOST and self._forgot(history, self.back) is not None
 
     def _above(self, history: History) -> tuple[Finding, ...]:
         loss = history.run("loss")
@@ -158,7 +162,7 @@ class Diverging(Rule):
         # Nearly all runs end here.
         if loss.count < self.begun + self.lasting or loss.low < 0 or not 2 * loss.last > loss.first + loss.low:
             return ()
-        share = self._forgot(history)
+        share = self._forgot(history, self.forgotten)
         steps, every = loss.whole()
         if share is None or len(every) < self.begun + self.lasting or not np.isfinite(every).all():
             return ()
@@ -168,9 +172,10 @@ class Diverging(Rule):
         place, start = int(np.argmin(levels)), min(median(every[:3]), loss.first)
         best = float(levels[place])
         middle, noise = (start + best) / 2, 1.4826 * median(np.abs(windows[place] - best))
-        left = int(np.flatnonzero(every <= middle)[-1:].sum()) + 1
+        last = int(np.flatnonzero(levels <= middle)[-1:].sum())  # a lucky batch later on is no level
+        left = last + int(np.flatnonzero(windows[last] <= middle)[-1:].sum()) + 1
         away, since = every[left:], int(steps[min(left, len(steps) - 1)])
-        if start - best < max(self.deviations * noise, 0.3 * start) or len(away) < 3:
+        if start - best < max(self.deviations * noise / math.sqrt(span), 0.3 * start) or len(away) < 3:
             return ()
         if steps[-1] - since < max(self.away, since / 2) or falls_again(history, since):
             return ()
@@ -178,7 +183,7 @@ class Diverging(Rule):
         return (
             Finding(
                 IssueType.DIVERGING,
-                Severity.HIGH,
+                Severity.HIGH if share >= self.nothing else Severity.MEDIUM,
                 ("",),
                 share,
                 self.forgotten,
@@ -196,13 +201,13 @@ class Diverging(Rule):
             ),
         )
 
-    def _forgot(self, history: History) -> float | None:
-        """Return the least loss against the best constant, where every one is no better than that; else ``None``."""
+    def _forgot(self, history: History, least: float) -> float | None:
+        """Return the least loss against the best constant, where every one is at ``least`` or above; else ``None``."""
         known = history.at_sites("loss.known")
         if not supervised(history) or not bool((known.values[known.present] > 0).all()):
             return None
         level = median(history.run("loss").values[-10:]) / constant_level(history)
-        return none_better(history, self.forgotten, 1 if level >= self.forgotten else 2)  # one batch may be an odd one
+        return none_better(history, least, 1 if level >= least else 2)  # one batch may be an odd one
 
     def _rate(self, history: History, since: int) -> str:
         """Return what to say of a learning rate that changed while the loss was lost, with a comma."""

@@ -35,8 +35,6 @@ class LearningRate(Rule):
     Decayed: the rate has been below a thousandth of its maximum for longer than above, while the loss is still high; or
     for a third of that time, at more than half of the first loss, if the loss fell until the rate did.
 
-    Rates that were raised are judged by :class:`~gradflow_export.rules.weight_decay.RateLeap`.
-
     Source: update size, You et al. 2017, arXiv:1708.03888; tangent, Polyak 1987, Introduction to Optimization, 5.3.
 
     Attributes:
@@ -136,7 +134,7 @@ class LearningRate(Rule):
         )
         advice = f"lower the learning rate{lower}; updates of about 0.1 % of the weight norm are usual."
         since = int(steps[int(np.argmax(big))])
-        yield rate_finding(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
+        yield _rate_finding(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
 
     def _small(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         rate = history.run("learning_rate")
@@ -178,7 +176,7 @@ class LearningRate(Rule):
             )
         elif min(needed) * scale < self.steps:  # it would be no small step if nothing were clipped
             advice = _limit(whole * scale, whole)
-        found = rate_finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
+        found = _rate_finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
         yield replace(found, follows_from=_FLAT)
 
     def _timid(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
@@ -205,7 +203,7 @@ class LearningRate(Rule):
             f"raise the learning rate{more} tenfold until the loss falls; the function passed to LambdaLR must "
             "return a factor, not the learning rate itself."
         )
-        found = rate_finding(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
+        found = _rate_finding(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
         yield replace(found, urgent=True, follows_from=_FLAT)  # what it was judged by are many gradients already
 
     def _cut_short(self, history: History) -> bool:
@@ -234,9 +232,64 @@ class LearningRate(Rule):
             "CosineAnnealingLR(optimizer, T_max=epochs * len(loader)); ReduceLROnPlateau needs mode='min' for a "
             "loss."
         )
-        yield rate_finding(
+        yield _rate_finding(
             Severity.MEDIUM, rate.last, rate.high * self.decayed, message, advice, "decayed", since, True
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RateLeap(Rule):
+    """Report learning rates that rise to several times all earlier ones, with losses that lie higher since.
+
+    The losses since the last step at ``jump`` of the rate are compared with those before, so a rate that grows with
+    each step is judged as well; a warm-up, over which the losses of a value function grow, takes longer than what came
+    before. Either the last few losses lie above all recent ones, and are twice as high; or, ``later`` steps and more
+    after the rise, the losses since, without the first of many, lie above those just before it, beyond their noise.
+
+    Attributes:
+        jump: Highest earlier learning rate, as a fraction of the last one.
+        later: Number of losses since the rise of which the first third is left out.
+        higher: Minimum ratio of their medians.
+        sure: Minimum z-score.
+    """
+
+    jump: float = 0.35
+    later: int = 16
+    higher: float = 1.25
+    sure: float = 3.0
+
+    name: ClassVar[str] = "rate-leap"
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the losses before and after the last rise."""
+        rate, loss = history.run("learning_rate"), history.run("loss")
+        if not rate.low <= self.jump * rate.last or loss.low <= 0:  # nearly all runs end here
+            return ()
+        steps, rates = rate.all()
+        lower = np.flatnonzero(rates <= self.jump * rate.last)
+        start = int(lower[-1]) + 1 if len(lower) else 0
+        if not AGAIN <= start <= len(rates) - AGAIN:
+            return ()
+        since, old = int(steps[start]), float(rates[:start].max())
+        before, after = loss.values[loss.steps <= since], loss.values[loss.steps > since]
+        warm = record.step > 2 * since and rate.last > 1.1 * float(rates[start])
+        if warm or old > self.jump * rate.last or min(len(after), len(before) / 5) < AGAIN:
+            return ()
+        sudden, late = after[-AGAIN:], after[len(after) // 3 if len(after) >= self.later else 0 :]
+        recent = before[-2 * len(late) :]
+        level, now = median(recent), median(sudden)
+        leapt = float(sudden.min()) > float(before[-2 * self.later :].max()) and now > 2.0 * level
+        lasts = loss.steps[-1] >= since + 2 * self.later and median(late) > self.higher * level
+        if not (leapt or (lasts and fall(-np.concatenate((recent, late)), len(recent)) >= self.sure)):
+            return ()
+        message = (
+            f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and the losses since "
+            f"lie above those before: {number(now)}, after {number(level)}."
+        )
+        severity = Severity.HIGH if leapt else Severity.MEDIUM
+        return (_rate_finding(severity, rate.last / old, 1 / self.jump, message, _stay(old), "too large", since, True),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +360,7 @@ def _clipped(record: StepRecord, history: History, share: float, nothing: float)
             f"clipping reduces a gradient norm of {number(whole)} to {number(whole * float(left[-1]))} in each step."
         )
         advice = _limit(whole * float(left[-1]), whole)
-        yield rate_finding(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0]), True)
+        yield _rate_finding(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0]), True)
 
 
 def _limit(left: float, whole: float) -> str:
@@ -318,7 +371,7 @@ def _limit(left: float, whole: float) -> str:
     )
 
 
-def stay(old: float) -> str:
+def _stay(old: float) -> str:
     """Return what to do about a rate that rose from one that was good."""
     return (
         f"keep the learning rate at {number(old)} or below; a decaying schedule multiplies it by a factor below 1: "
@@ -326,7 +379,7 @@ def stay(old: float) -> str:
     )
 
 
-def rate_finding(
+def _rate_finding(
     severity: Severity, value: float, most: float, message: str, advice: str, cause: str, since: int, many: bool = False
 ) -> Finding:
     """Return what is wrong with a learning rate; ``many``: it was judged by many losses already."""

@@ -1,4 +1,4 @@
-"""What undoes learning: weights that are pulled to 0, and rates that rise at once: LEARNING_RATE."""
+"""Weights that are pulled to 0 faster than they learn: LEARNING_RATE."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from gradflow_export.records.step_record import BoolArray, IssueType, Severity, 
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import constant_level, fall, none_better, still_falls
 from gradflow_export.rules.history import History
-from gradflow_export.rules.learning_rate import rate_finding, stay
-from gradflow_export.rules.signals import AGAIN, stuck
+from gradflow_export.rules.signals import stuck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ class WeightDecay(Rule):
         rests: Fraction of its value a third into the run above which a loss above 0 has hardly fallen since.
         sure: Minimum z-score of a rising loss.
         faded: Depth gain of the first step below which the gradient had vanished before any decay.
-        patience: In losses, which are read at every step.
+        patience: In losses, which are read at every step; a few noisy ones in a row are no standstill.
     """
 
     shrunk: float = 0.5
@@ -53,7 +52,7 @@ class WeightDecay(Rule):
     rests: float = 0.9
     sure: float = 3.0
     faded: float = 1e-4
-    patience: int = 3
+    patience: int = 15
     heal: int = 1000
 
     name: ClassVar[str] = "weight-decay"
@@ -96,7 +95,7 @@ class WeightDecay(Rule):
             level = math.nan
         elif still_falls(history):
             return ()
-        if median(loss.values[-5:]) < self.level * level or not nothing:
+        if median(loss.values[-20:]) < self.level * level or not nothing:
             return ()
         return (
             Finding(
@@ -116,60 +115,6 @@ class WeightDecay(Rule):
                 follows_from=(IssueType.BAD_INIT, IssueType.DATA_SCALE),
             ),
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RateLeap(Rule):
-    """Report learning rates that rise at once to several times all earlier ones, with losses that lie higher since.
-
-    Either the last few losses lie above all recent ones, and are twice as high; or, ``later`` steps and more after the
-    rise, the losses since, without the first of many, lie above those just before it, beyond their noise.
-
-    Attributes:
-        leap: Minimum fraction of the last learning rate that counts as the same.
-        jump: Highest earlier learning rate, as a fraction of the last one.
-        later: Number of losses since the rise of which the first third is left out.
-        higher: Minimum ratio of their medians.
-        sure: Minimum z-score.
-    """
-
-    leap: float = 0.5
-    jump: float = 0.35
-    later: int = 16
-    higher: float = 1.25
-    sure: float = 3.0
-
-    name: ClassVar[str] = "rate-leap"
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate")
-
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the losses before and after the last rise."""
-        rate, loss = history.run("learning_rate"), history.run("loss")
-        if not rate.low <= self.jump * rate.last or loss.low <= 0:  # nearly all runs end here
-            return ()
-        steps, rates = rate.all()
-        lower = np.flatnonzero(rates < self.leap * rate.last)
-        start = int(lower[-1]) + 1 if len(lower) else 0
-        if not AGAIN <= start <= len(rates) - AGAIN:
-            return ()
-        since, old = int(steps[start]), float(rates[:start].max())
-        before, after = loss.values[loss.steps <= since], loss.values[loss.steps > since]
-        if old > self.jump * rate.last or min(len(after), len(before) / 5) < AGAIN:
-            return ()
-        sudden, late = after[-AGAIN:], after[len(after) // 3 if len(after) >= self.later else 0 :]
-        recent = before[-2 * len(late) :]
-        level, now = median(recent), median(sudden)
-        leapt = float(sudden.min()) > float(before[-2 * self.later :].max()) and now > 2.0 * level
-        lasts = loss.steps[-1] >= since + 2 * self.later and median(late) > self.higher * level
-        if not (leapt or (lasts and fall(-np.concatenate((recent, late)), len(recent)) >= self.sure)):
-            return ()
-        message = (
-            f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and the losses since "
-            f"lie above those before: {number(now)}, after {number(level)}."
-        )
-        severity = Severity.HIGH if leapt else Severity.MEDIUM
-        return (rate_finding(severity, rate.last / old, 1 / self.jump, message, stay(old), "too large", since, True),)
 
 
 @functools.lru_cache(maxsize=8)

@@ -164,3 +164,44 @@ def test_tiny_steps_that_all_gradients_agree_on_are_told_though_the_loss_creeps_
             F.mse_loss(model(x), 3 + x[:, :1]).backward()
             optimizer.step()
         assert [issue.cause for issue in exporter.issues if issue.issue_type in KINDS] == ["too small"]
+
+
+def climbed(factor, seed, begin=0):
+    """Train with a rate that is multiplied by ``factor`` at each step from one on; return what is told of the rate."""
+    torch.manual_seed(seed)
+    x = torch.randn(1000, 8)
+    y = (x @ torch.randn(8, 4)).argmax(1)
+    model = nn.Sequential(nn.Linear(8, 48), nn.Tanh(), nn.Linear(48, 4))
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True).watch() as exporter:
+        for step in range(250):
+            rows = torch.randint(1000, (32,))
+            optimizer.zero_grad()
+            scores = model(x[rows])
+            (scores.logsumexp(1) - scores.gather(1, y[rows, None]).squeeze(1)).mean().backward()  # of no known kind
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] *= factor if step > begin else 1.0
+    return [issue.cause for issue in exporter.issues if issue.issue_type is IssueType.LEARNING_RATE]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_rate_that_grows_a_little_with_each_step_is_told(seed):
+    """ExponentialLR with a factor above 1: no single rise is large, and the loss rises with the rate in the end."""
+    assert "too large" in climbed(1.03, seed)
+    assert climbed(1.005, seed) == []
+
+
+def test_a_value_that_grows_while_the_rate_warms_up_is_left_in_peace():
+    """The loss grows with its targets, over the whole of a linear warm-up."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 48), nn.Tanh(), nn.Linear(48, 1))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    warm = LambdaLR(optimizer, lambda step: (step + 1) / 300)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True).watch() as exporter:
+        for step in range(300):
+            x = torch.randn(32, 8)
+            optimizer.zero_grad()
+            (model(x) - (1 + step / 30) * x[:, :1]).abs().pow(1.5).mean().backward()
+            optimizer.step()
+            warm.step()
+    assert not [issue for issue in exporter.issues if issue.issue_type is IssueType.LEARNING_RATE]

@@ -50,6 +50,21 @@ def test_weights_that_begin_to_decay_late_are_told_as_well():
     assert "weights decay" in {issue.cause for issue in issues}
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_few_high_losses_of_small_batches_are_no_standstill(seed):
+    """Adam takes the decay of weights that have hardly a gradient for one; meanwhile the model learns."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Embedding(40, 32), nn.Flatten(), nn.Linear(320, 64), nn.ELU(), nn.Linear(64, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=6e-3, weight_decay=1e-2)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True).watch() as exporter:
+        for _ in range(120):
+            x = torch.randint(40, (16, 10))
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), ((x < 8).sum(1) > 1).long()).backward()
+            optimizer.step()
+    assert "weights decay" not in {issue.cause for issue in exporter.issues}
+
+
 @pytest.mark.parametrize("decay", [0.0, 1e-2, 0.1, 10.0])
 def test_decay_under_which_a_model_learns_is_left_in_peace(decay):
     """What is usual for AdamW, and even what halves the weights where the loss falls all the same."""
