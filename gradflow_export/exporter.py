@@ -370,7 +370,7 @@ def _trials(exporter: Exporter, model: nn.Module, loop: TrainingLoop) -> _Trials
     return cast("_Trials", trials)
 
 
-def _read_memory(writers: Sequence[Writer]) -> dict[str, float]:
-    """Return the memory of the device, and what writers keep of the run, in MB."""
-    kept = sum(getattr(writer, "kept_bytes", 0) for writer in writers)
+def _read_memory(writers: Sequence[Writer], waiting: float) -> dict[str, float]:
+    """Return the memory of the device, and what writers and so many bytes of waiting steps take, in MB."""
+    kept = sum(getattr(writer, "kept_bytes", 0) for writer in writers) + waiting * (waiting >= MEGABYTE)
     return device_memory() | ({"runtime.kept": kept / MEGABYTE} if kept else {})

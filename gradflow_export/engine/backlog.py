@@ -53,7 +53,8 @@ class Backlog:
         self.waited = 0.0
         self.writing = self.idle = self._asked = False
         self._changed = threading.Condition()
-        self._waiters = self._progress = 0
+        self._waiters = self._progress = self._weighed = self._bytes = 0
+        self._most = 0.0
         self._late = False
 
     def __len__(self) -> int:
@@ -93,6 +94,16 @@ class Backlog:
         elif self.idle and (self._asked or len(self.queue) >= WAKE):
             self.idle = self._asked = False
             self.wake.set()
+
+    def weigh(self, bundle: Bundle) -> float:
+        """Return the most bytes that steps took while they waited, which the allocator seldom gives back.
+
+        Args:
+            bundle: The step that is judged next.
+        """
+        self._weighed, self._bytes = self._weighed + 1, self._bytes + bundle.nbytes
+        self._most = max(self._most, len(self.queue) * self._bytes / self._weighed)
+        return self._most
 
     def serve(self, writers: Iterable[object]) -> None:
         """Let writers whose reader is about to look ask for what is new."""

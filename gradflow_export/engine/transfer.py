@@ -87,6 +87,13 @@ class Bundle:
     players: dict[int, tuple[npt.NDArray[np.int64], int]] = field(default_factory=dict)
     players_sites: tuple[str, ...] = ()
 
+    @property
+    def nbytes(self) -> int:
+        """About how much memory the values take, and their copies on the host."""
+        copies = [part.host for part in self.packed if isinstance(part, Packed)]
+        values = [item.values for part in self.packed for item in part.items]
+        return sum(getattr(each, "nbytes", 0) for each in (*copies, *values))
+
 
 def pack(drained: Drained) -> list[Packed | Held]:
     """Copy what the instruments gave out towards the host, without waiting for any device.

@@ -94,7 +94,7 @@ class Worker:
         info: The run.
         judge: Asks the rules.
         writers: Where records go.
-        device: Reads the memory of the device.
+        device: Reads the memory of the device, given the bytes that waiting steps took.
         on_issue: Called with each issue, and with the step of its record.
         strict: Keep the first error of a writer.
         synchronous: Have :meth:`put` return when the step is judged and written.
@@ -106,7 +106,7 @@ class Worker:
         judge: ToldJudge,
         writers: Sequence[Writer],
         *,
-        device: Callable[[], Mapping[str, float]],
+        device: Callable[[float], Mapping[str, float]],
         on_issue: Callable[[Issue, int], None],
         strict: bool = False,
         synchronous: bool = False,
@@ -308,7 +308,7 @@ class Worker:
 
     def _record(self, bundle: Bundle) -> StepRecord:
         readings, histograms, evidence = self._assembler.assemble(bundle)
-        readings.extend(Reading.run(metric, value) for metric, value in {**self._device(), **self._own()}.items())
+        readings.extend(Reading.run(metric, value) for metric, value in self._known(bundle).items())
         rank = 0 if self.summary.info is None else self.summary.info.rank
         record = StepRecord(
             bundle.step, bundle.wall_time, tuple(readings), tuple(histograms), rank=rank, evidence=evidence
@@ -316,11 +316,11 @@ class Worker:
         custom = self.analyzers.ask(record)
         return replace(record, readings=record.readings + tuple(custom)) if custom else record
 
-    def _own(self) -> dict[str, float]:
-        """Return what the worker knows of itself, where there is something to tell."""
+    def _known(self, bundle: Bundle) -> dict[str, float]:
+        """Return the memory of the device, and what the worker knows of itself where there is something to tell."""
         dropped = sum(self.lost_steps.dropped.values()) if self._lost or self._gave_up else 0
-        told = {DROPPED: dropped, "runtime.waited": self.backlog.waited}
-        return {metric: float(value) for metric, value in told.items() if value}
+        own = {DROPPED: float(dropped), "runtime.waited": self.backlog.waited}
+        return {**self._device(self.backlog.weigh(bundle)), **{name: value for name, value in own.items() if value}}
 
     def _keep(self) -> None:
         if time.monotonic() - self._kept >= KEEP_SECONDS:

@@ -9,6 +9,7 @@ from gradflow_export import Exporter, JsonlWriter, MemoryWriter
 from gradflow_export import exporter as exporter_module
 from gradflow_export.cli.report import summarise
 from gradflow_export.engine import backlog
+from gradflow_export.engine.transfer import Bundle
 from gradflow_export.records.step_record import Gap, Reading, RunInfo, StepRecord
 from gradflow_export.storage.jsonl import LineEncoder
 from gradflow_export.storage.reader import read_run
@@ -109,6 +110,23 @@ def test_records_are_not_kept_back_however_many_steps_wait(loop, monkeypatch):
     exporter.close()
     assert [record.step for record in memory.records] == list(range(1, 26))
     assert waiting[0] > backlog.FEW
+
+
+def test_what_waiting_steps_took_is_no_leak_of_the_loop(loop, monkeypatch):
+    """The most that steps took while they waited counts as kept, for the allocator seldom gives it back."""
+    monkeypatch.setattr(Bundle, "nbytes", 2**20)
+    slow = Slow()
+    exporter = Exporter(loop.model, backends=[memory := MemoryWriter(), slow]).watch()
+    loop.train(2)
+    assert slow.entered.wait(100)
+    loop.train(20)
+    slow.go.set()
+    exporter.summary()
+    loop.train(3)
+    exporter.close()
+    kept = [record.value("runtime.kept") for record in memory.records]
+    assert 20 <= kept[-1] <= 22
+    assert kept[-1] >= max(kept) - 0.1
 
 
 def test_close_goes_on_as_long_as_something_is_written(loop, monkeypatch):

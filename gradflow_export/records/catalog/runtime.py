@@ -16,7 +16,8 @@ def specs() -> tuple[MetricSpec, ...]:
         s("runtime.memory_limit", "memory of this machine or container", "MB", "run", "total memory / 2^20", "psutil",
           "c", low=0.0),
         s("runtime.kept", "memory of kept records", "MB", "run",
-          "about what writers such as MemoryWriter keep of the run / 2^20", "definition", "c", low=0.0),
+          "about what writers such as MemoryWriter keep of the run, and the most that steps took while they waited to "
+          "be recorded / 2^20", "definition", "c", low=0.0),
         s("runtime.cuda_allocated", "CUDA memory, allocated", "MB", "run", "torch.cuda.memory_allocated / 2^20",
           "PyTorch", "c", low=0.0, headline=True),
         s("runtime.cuda_reserved", "CUDA memory, reserved", "MB", "run", "torch.cuda.memory_reserved / 2^20", "PyTorch",
