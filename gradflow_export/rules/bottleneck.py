@@ -100,11 +100,11 @@ class Bottleneck(Rule):
 class RankBottleneck(Rule):
     """Report the first block whose output has a far lower effective rank than its input.
 
-    Not reported: a narrow code that fits its data, because the dropped directions carried no information; and a layer
-    whose output goes to the loss, because the task sets its width. Where the graph was not read, a chain counts as
-    reaching the loss. If the following layers have an even lower rank, the
-    network narrows towards its output, as with pooling and few classes; this counts only if the loss was read and does
-    not fall.
+    Not reported: a narrow code that fits its data, because the dropped directions carried no information; a layer whose
+    output goes to the loss, because the task sets its width; and one on a branch, such as the scores of attention
+    pooling, where what the branch is fed with reaches the loss by another way too. Where the graph was not read, a
+    chain counts as reaching the loss. If the following layers have an even lower rank, the network narrows towards its
+    output, as with pooling and few classes; this counts only if the loss was read and does not fall.
 
     A low rank at the end of training is expected for classification (neural collapse, Papyan et al. 2020, PNAS 117), so
     the rule does not apply once the loss is solved. A layer that starts at 0 gains its rank step by step and must have
@@ -153,7 +153,7 @@ class RankBottleneck(Rule):
                 and after <= self.ratio * before
                 and ranks[index + 1 :].max(initial=0) >= waist * after
             ):
-                if _ill_inside(record, block):
+                if _ill_inside(record, block) or _goes_around(record, links, index):
                     return None
                 return Finding(
                     IssueType.BOTTLENECK,
@@ -236,6 +236,17 @@ def _joins_others(record: StepRecord, block: str) -> bool:
     after = reading_of(record, "block.next").as_dict()
     place = after.get(block)
     return place is not None and place >= 0 and sum(other == place for other in after.values()) > 1
+
+
+def _goes_around(record: StepRecord, links: Chain, index: int) -> bool:
+    """Whether what comes before the branch of a block need not pass that block on its way to the loss."""
+    if links.joined is None or links.joined[:index].all():
+        return False
+    reading, block = reading_of(record, "block.next"), links.sites[index]
+    after, here = reading.as_dict(), links.sites[int(np.flatnonzero(~links.joined[:index])[-1])]
+    while here != block and (place := after.get(here)) is not None and place >= 0:
+        here = reading.sites[int(place)]
+    return here != block
 
 
 def _ill_inside(record: StepRecord, block: str) -> bool:

@@ -44,6 +44,37 @@ def test_two_losses_of_different_size_on_one_trunk_are_healthy():
     assert issues(m, loss) == ()
 
 
+class Branched(nn.Module):
+    """A trunk, and beside it a narrow branch that only weighs what the trunk gives."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, wide = kind, 48
+        self.trunk = nn.Sequential(nn.Linear(16, wide), nn.ReLU())
+        self.branch = nn.Sequential(nn.Linear(wide, 32), nn.Tanh(), nn.Linear(32, 1))
+        self.last = nn.Linear(1 if kind == "all of it" else wide, 4)
+
+    def forward(self, x):
+        h = self.trunk(x)
+        weights = self.branch(h)
+        if self.kind == "attention":
+            return self.last((weights.softmax(1) * h).sum(1))
+        h, weights = h.mean(1), weights.mean(1)
+        return self.last(weights if self.kind == "all of it" else weights.sigmoid() * h)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["attention", "gate", "all of it"])
+def test_a_narrow_branch_beside_a_trunk_loses_nothing(kind, seed):
+    """Scores of attention pooling and gates have one output; where everything passes through it, it is a bottleneck."""
+    torch.manual_seed(seed)
+    m = Branched(kind)
+    x, y = torch.randn(256, 6, 16), torch.randint(4, (256,))
+    x[torch.arange(256), 0, y] += 4.0
+    found = {issue.issue_type for issue in issues(m, lambda m: F.cross_entropy(m(x), y), lr=1e-3)}
+    assert (IssueType.BOTTLENECK in found) == (kind == "all of it")
+
+
 def test_value_of_a_critic_beside_a_policy_is_no_bottleneck():
     """A critic's one output, called after the actor's five, loses nothing that anybody needs."""
     m = nn.ModuleDict(
