@@ -388,7 +388,8 @@ def _render(report: Report, kind: str) -> str:
         return json.dumps(told, indent=2, allow_nan=False)
     models = ", ".join(outcome.models) or "no model"
     summary = findings(issues, outcome.steps, stopped=outcome.stopped)
-    if not issues and any(verdict.baseline is not None and verdict.baseline.ill for verdict in report.verdicts):
+    comparable = [each.baseline for each in report.verdicts if each.baseline is not None and not each.refused]
+    if not issues and any(baseline.ill for baseline in comparable):
         summary = summary.replace("nothing found.", "no rule found anything, but the script does not learn.")
     shown = [f"{report.target.name} ({models}), {summary}"] if outcome.steps or issues else []
     for number, verdict in enumerate(report.verdicts, start=1):

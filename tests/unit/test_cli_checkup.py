@@ -12,8 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from gradflow_export.cli import main, script_runner
+from gradflow_export.cli.checkup import Report, _render
 from gradflow_export.cli.sarif import address
+from gradflow_export.experiments.decision import Baseline
 from gradflow_export.experiments.runs import Place
+from gradflow_export.experiments.survey import Training
+from gradflow_export.experiments.target import Target
+from gradflow_export.experiments.verdict import Verdict
 from gradflow_export.records.issues import Issue, IssueType, Severity
 
 SCRIPT = """
@@ -96,6 +101,16 @@ def test_findings_name_layer_line_and_way_out(script, capsys, monkeypatch):
         "NOT_TRAINING", "CRITICAL", STEP_LINE, None,
     ]  # fmt: skip
     assert (second["issue_type"], second["explained_by"][0]) == ("STAGNATION", "NOT_TRAINING")
+
+
+@pytest.mark.parametrize(
+    ("refused", "said"), [("", "the script does not learn"), ("its losses are a game's", "nothing found.")]
+)
+def test_a_script_whose_losses_cannot_be_compared_is_not_said_to_learn_nothing(script, refused, said):
+    """A loss that does not fall means something only where a smaller one is a better one."""
+    level = Verdict(Training(0, 80, 1), 60, refused=refused, baseline=Baseline((1.0,) * 3, (1.0,) * 3))
+    report = Report(Target(script), script_runner.Outcome(steps=80, models=["Net"]), verdicts=[level])
+    assert said in _render(report, "text").splitlines()[0]
 
 
 @pytest.mark.parametrize(
