@@ -10,7 +10,8 @@ from typing import Any
 
 from gradflow_export.experiments.decision import FROM_INPUTS, Baseline, Trial, number
 from gradflow_export.experiments.mending.treatment import EXACT
-from gradflow_export.experiments.treatments import UNTRIED, find, patches
+from gradflow_export.experiments.mending.untried import UNTRIED, UNTRIED_CAUSES
+from gradflow_export.experiments.treatments import find, patches
 from gradflow_export.experiments.verdict import SEEDS, Verdict
 from gradflow_export.records.causes import with_causes
 from gradflow_export.records.issues import Issue, IssueType, Severity, number_to_json
@@ -157,10 +158,9 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
 
 def _untried(issue: Issue) -> Issue:
     """Return an issue with the reason why no trial can confirm it, where there is one; said once for all models."""
-    reason = f" Not tried: {UNTRIED.get(issue.issue_type, '')}."
-    if issue.issue_type not in UNTRIED or issue.message.endswith(reason):
-        return issue
-    return replace(issue, message=issue.message + reason)
+    why = UNTRIED.get(issue.issue_type) or UNTRIED_CAUSES.get(issue.cause)
+    reason = f" Not tried: {why}."
+    return issue if not why or issue.message.endswith(reason) else replace(issue, message=issue.message + reason)
 
 
 def _where(issue: Issue) -> str:

@@ -31,6 +31,7 @@ class Facts(Intervention):
         schedule: Whether a learning rate changes.
         rising: Share of the steps after which a learning rate was the greatest so far for the last time.
         reached: The greatest learning rate so far as a share of that which its group was made with.
+        apart: The greatest learning rate of an optimizer's groups as a multiple of the least, in the first step.
         faded: Share of the steps at which each learning rate was below a hundredth of the greatest so far.
         dropout: The greatest share that a dropout leaves out in training; 0 without one.
         stale: How often gradients of an earlier step, or of an earlier call of its closure, were left when the next
@@ -72,6 +73,7 @@ class Facts(Intervention):
         self.frozen = self.endless = self.unreached = self.tables = 0
         self._reached: set[int] = set()
         self.gain = self.offset = 0.0
+        self.apart = 1.0
         self.kept, self.scale, self.dropout, self.adam, self.reached = 1.0, 0.0, 0.0, 0.0, 0.0
         self.digests: list[float | None] = []
         self._steps = self._echoes = self._padded = self._read = 0
@@ -174,6 +176,9 @@ class Facts(Intervention):
             self.adam = float(optimizer.param_groups[0]["lr"])
         self._optimizers[id(optimizer)] = optimizer
         self._owned.update(id(weight) for weight in weights(optimizer) if weight.requires_grad)
+        rates = [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+        if not self._steps and min(rates) > 0:
+            self.apart = max(self.apart, max(rates) / min(rates))
         faded = True
         for number, group in enumerate(optimizer.param_groups):
             self.decay |= bool(group.get("weight_decay"))
@@ -235,7 +240,7 @@ class Facts(Intervention):
             "decay", "schedule", "dropout", "stale", "foreign", "returned", "edited", "kept", "untrained", "layers",
             "squashing", "sequences", "recurrent", "masked", "level", "half",
             "resettable", "scale", "digests", "adam", "reached", "frozen", "endless", "gain", "offset",
-            "unreached", "tables",
+            "unreached", "tables", "apart",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
         steps = max(self._steps, 1)

@@ -17,6 +17,7 @@ from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.mending.labels import CASTS, MARGINS, PRODUCTS
 from gradflow_export.experiments.mending.losses import ACTIVATIONS, LOSSES, RATES
 from gradflow_export.experiments.mending.passages import NORMS, SUMS, OpenPassages
+from gradflow_export.experiments.mending.scores import CLAMPS, FLATTENED
 from gradflow_export.experiments.mending.sequences import ATTENTION
 
 OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
@@ -39,9 +40,9 @@ class ReplacedFunctions:
         """Begin; there is no end, but that of the process."""
         for owner, names in (
             (functional, (*LOSSES, RATES, *MARGINS, *ATTENTION, *NORMS, *ACTIVATIONS)),
-            (torch, ("softmax", "log_softmax", "sub", "mul", "add", *ACTIVATIONS)),
+            (torch, ("softmax", "log_softmax", "sub", "mul", "add", *ACTIVATIONS, *CLAMPS)),
             (Tensor, ("softmax", "log_softmax", "sub", "__sub__", "__rsub__", *PRODUCTS, *CASTS, *SUMS, *ACTIVATIONS)),
-            (Tensor, ("backward",)),
+            (Tensor, ("backward", *CLAMPS, *FLATTENED)),
             (checkpoint, ("checkpoint",)),
         ):
             for name in set(names).intersection(dir(owner)):
@@ -92,6 +93,8 @@ class ReplacedFunctions:
         return not own and any(isinstance(each, OpenPassages) and each.handed(tensor) for each in self._active())
 
     def _entered(self, plain: Callable[..., None]) -> Callable[..., None]:
+        # TorchScript compiles no_grad() by this name and source.
+        @functools.wraps(plain)
         def enter(context: Any) -> None:
             opened = self._open()
             plain(context)
@@ -101,6 +104,7 @@ class ReplacedFunctions:
         return enter
 
     def _switched(self, plain: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(plain)
         def switch(context: Any, mode: bool) -> None:
             plain(context, mode or (torch.is_grad_enabled() and self._open()))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from gradflow_export.experiments import interventions as do
@@ -21,6 +20,7 @@ from gradflow_export.experiments.mending.beginnings import DrawnZeros
 from gradflow_export.experiments.mending.catalog import MENDED
 from gradflow_export.experiments.mending.leaks import ScaledLoss
 from gradflow_export.experiments.mending.penalties import NoPenalty
+from gradflow_export.experiments.mending.rates import GROUPS, LIMITS
 from gradflow_export.experiments.mending.treatment import EXACT, LOOK, PLACEBO, TRIED, TUNING, Treatment
 from gradflow_export.experiments.watched import Watch
 from gradflow_export.records.issues import IssueType
@@ -42,17 +42,6 @@ RETURNED = 2
 """Times that weights were put back to the same numbers from which on that may be the cause."""
 BEGINNINGS = frozenset({IssueType.BAD_INIT, IssueType.DATA_SCALE})
 """What a program begins with, so that a symptom of it counts though the program learns: more steps do not settle it."""
-UNTRIED: Mapping[IssueType, str] = MappingProxyType({
-    IssueType.OVERFITTING: "it shows in evaluation after many epochs, and a trial has only a few training steps",
-    IssueType.MEMORY_USAGE: "a trial has its own memory limit, and using less needs a smaller batch or model",
-    IssueType.MEMORY_LEAK: "a reference in the script keeps the memory, and no outside change can drop it",
-    IssueType.HEAD_REDUNDANCY: "redundant heads waste capacity, which the loss of a few steps does not show",
-    IssueType.EXCESS_EXPLORATION: "the entropy bonus is part of the script's loss, and returns need many more steps",
-    IssueType.ROTATION: "adversarial losses cannot be compared, and a cycle lasts longer than a trial",
-})  # fmt: skip
-"""Why no trial can confirm an issue of these types; of all others there is a treatment."""
-
-
 _T = IssueType
 _RATE = (
     _T.LEARNING_RATE, _T.UNSTABLE, _T.EXPLODING, _T.NUMERICAL, _T.LOSS_SPIKE, _T.DIVERGING, _T.ATTENTION_COLLAPSE,
@@ -96,6 +85,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         lambda facts: facts["edited"] > 0,
         of_loop=True,
     ),
+    *LIMITS,
     Treatment(
         "pin the weights between steps",
         EXACT,
@@ -217,9 +207,10 @@ TREATMENTS: tuple[Treatment, ...] = (
         "a warm-up that lasts too long",
         "# a warm-up of fewer steps, such as min(1.0, (step + 1) / 50) in place of the script's",
         (_T.LEARNING_RATE, _T.STAGNATION),
-        lambda facts: facts["reached"] < 0.5,
+        lambda facts: facts["reached"] < 0.5 and bool(facts["schedule"]),
         of_loop=True,
     ),
+    *GROUPS,
     _rate(10, TUNING, "a learning rate that is too small", (_T.LEARNING_RATE, _T.STAGNATION)),
     _rate(100, TUNING, "a learning rate that is far too small", (_T.LEARNING_RATE, _T.STAGNATION)),
     _rate(1000, TUNING, "a learning rate that leaves the weights where they are", (_T.LEARNING_RATE, _T.STAGNATION)),

@@ -136,8 +136,8 @@ class Trunk:
             elif isinstance(each, Watch):
                 facts["found"] = each.told()
         assert self._request is not None
-        if not course.finite:
-            error = ""
+        # A message that is longer than the wire takes would be cut off within it.
+        error = error[-_PRINTED:] if course.finite else ""
         result = Result(
             self._request.number,
             tuple(self._patient.losses),

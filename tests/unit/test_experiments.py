@@ -27,13 +27,15 @@ from gradflow_export.experiments.battery import Battery, longer
 from gradflow_export.experiments.decision import Baseline, Trial, best
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import parse, scale
+from gradflow_export.experiments.mending.untried import UNTRIED, UNTRIED_CAUSES
 from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.sandbox import COPY, Sandbox, outermost, size
 from gradflow_export.experiments.survey import Training, joined
 from gradflow_export.experiments.target import Target, cells
-from gradflow_export.experiments.treatments import COMBINED, TREATMENTS, UNTRIED, find, table
+from gradflow_export.experiments.treatments import COMBINED, TREATMENTS, find, table
 from gradflow_export.experiments.verdict import Verdict
 from gradflow_export.records.issues import Issue, IssueType, Severity
+from gradflow_export.records.loss_mistakes import DRAWN_TOGETHER, MISTAKES, TARGETS_NO_SHARE, UNSIGNED
 from gradflow_export.writers.preflight import findings
 
 SCRIPT = """
@@ -439,11 +441,23 @@ def test_what_cannot_be_tried_is_said_once_with_the_reason_and_stands_in_the_pag
     assert {kind for each in TREATMENTS for kind in each.fixes}.isdisjoint(UNTRIED)
     assert {kind for each in TREATMENTS for kind in each.fixes} | set(UNTRIED) == set(IssueType)
     assert all(f"`{kind}`" in page and reason in page for kind, reason in UNTRIED.items())
+    assert all(cause in page and reason in page for cause, reason in UNTRIED_CAUSES.items())
     leak = Issue(IssueType.MEMORY_LEAK, Severity.HIGH, "", 1, 1.0, 1.0, "memory rose.", "store numbers")
     verdict = Verdict(Training(0, 80, 1), 60, baseline=Baseline((1.0,) * 3, (0.5,) * 3))
     (told,) = weighed(weighed([leak], verdict), verdict)
     assert told.message == f"memory rose. Not tried: {UNTRIED[IssueType.MEMORY_LEAK]}."
     assert lines(verdict)[1] == "  The script learns."
+
+
+def test_each_mistake_of_a_loss_has_a_treatment_or_a_reason_why_there_is_none():
+    """A treatment that names no cause mends what its type names: labels of a margin, and targets that are no shares."""
+    mended = {cause for each in TREATMENTS for cause in each.causes}
+    assert set(MISTAKES) - mended - set(UNTRIED_CAUSES) == {TARGETS_NO_SHARE, UNSIGNED}
+    assert mended.isdisjoint(UNTRIED_CAUSES)
+    pull = Issue(IssueType.WRONG_LOSS, Severity.MEDIUM, "", 1, 1.0, 1.0, "it collapses.", "", cause=DRAWN_TOGETHER)
+    verdict = Verdict(Training(0, 80, 1), 60, baseline=Baseline((1.0,) * 3, (0.5,) * 3))
+    (told,) = weighed([pull], verdict)
+    assert told.message.endswith(f" Not tried: {UNTRIED_CAUSES[DRAWN_TOGETHER]}.")
 
 
 class _Runs:

@@ -19,7 +19,7 @@ from gradflow_export import Exporter
 from gradflow_export.errors import ArgumentError
 from gradflow_export.experiments.in_run import trials
 from gradflow_export.experiments.in_run.tape import Tape, seen
-from gradflow_export.experiments.treatments import UNTRIED
+from gradflow_export.experiments.mending.untried import UNTRIED
 from gradflow_export.hooks import torch_private
 from gradflow_export.records.issues import Issue, IssueType, Severity
 from gradflow_export.records.step_record import IssueType as Kind

@@ -33,10 +33,11 @@ from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.in_run.tape import Batch, Tape
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.mending.treatment import TRIED, Treatment
+from gradflow_export.experiments.mending.untried import UNTRIED
 from gradflow_export.experiments.patient import Patient
 from gradflow_export.experiments.plan import left_to_default
 from gradflow_export.experiments.sandbox import end_tree, lead_tree
-from gradflow_export.experiments.treatments import TREATMENTS, UNTRIED
+from gradflow_export.experiments.treatments import TREATMENTS
 from gradflow_export.exporter import Exporter
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.module_hooks import hook_calls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradflow_export.experiments.mending import evaluations, labels, leaks, passages, sequences
+from gradflow_export.experiments.mending import evaluations, labels, leaks, passages, scores, sequences
 from gradflow_export.experiments.mending import losses as loss
 from gradflow_export.experiments.mending.treatment import MENDING, Treatment
 from gradflow_export.records import loss_mistakes as known
@@ -80,6 +80,46 @@ MENDED: tuple[Treatment, ...] = (
         "probabilities = logits.softmax(dim=-1)  # for a single unit: logits.sigmoid()",
         (_T.WRONG_LOSS,),
         causes=frozenset({known.SOFTMAX_OF_ONE, known.SOFTMAX_OVER_BATCH, known.OVER_POSITIONS}),
+    ),
+    Treatment(
+        "softmax within each sample",
+        MENDING,
+        scores.WithinSamples,
+        "a softmax within the model that runs over the samples of a batch",
+        "weights = scores.softmax(dim=1)  # over the positions of a sample; dimension 0 is the batch",
+        (_T.WRONG_LOSS,),
+        causes=frozenset({known.OVER_SAMPLES}),
+        mistake=True,
+    ),
+    Treatment(
+        "softmax over the keys",
+        MENDING,
+        scores.OverKeys,
+        "attention weights that sum to 1 over the queries instead of the keys",
+        "weights = scores.softmax(dim=-1)  # for scores of shape [..., queries, keys]",
+        (_T.WRONG_LOSS,),
+        causes=frozenset({known.OVER_QUERIES}),
+        mistake=True,
+    ),
+    Treatment(
+        "classes last before flattening",
+        MENDING,
+        scores.ClassesLast,
+        "a view() or reshape() that mixes classes with positions",
+        "logits = logits.movedim(1, -1).reshape(-1, classes)  # or pass logits of shape [N, C, ...] to cross_entropy",
+        (_T.WRONG_LOSS,),
+        causes=frozenset({known.POSITIONS_MIXED}),
+        mistake=True,
+    ),
+    Treatment(
+        "a sigmoid instead of a clamp",
+        MENDING,
+        scores.NoClamp,
+        "outputs of a layer that are clamped to [0, 1], without a gradient outside",
+        "probabilities = scores.sigmoid()  # or nn.BCEWithLogitsLoss()(scores, targets)",
+        (_T.WRONG_LOSS,),
+        causes=frozenset({known.CLAMPED_SCORES}),
+        mistake=True,
     ),
     Treatment(
         "targets between 0 and 1",

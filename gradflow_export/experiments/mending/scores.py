@@ -1,0 +1,91 @@
+"""Changes to scores between a layer and what chooses among them: axis, order and range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from gradflow_export.experiments.interventions import Intervention
+from gradflow_export.experiments.mending.losses import first
+
+SOFTMAXES = frozenset(("softmax", "log_softmax"))
+FLATTENED = frozenset(("view", "reshape"))
+CLAMPS = frozenset(("clamp", "clip"))
+EDGE = 0.01
+"""What the bounds of clamped probabilities may be apart from 0 and 1."""
+
+
+class WithinSamples(Intervention):
+    """Lets a softmax over the samples of a batch run over the last dimension of a sample that has several entries."""
+
+    stays = True
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Change the dimension."""
+        given, _ = first(args, kwargs)
+        axis, put = _axis(args, kwargs)
+        if name not in SOFTMAXES or given is None or given.dim() < 2 or axis not in {0, -given.dim()}:
+            return args, kwargs
+        wide = [at for at in range(1, given.dim()) if given.shape[at] > 1]
+        self.acted |= bool(wide)
+        return put(wide[-1]) if wide else (args, kwargs)
+
+
+class OverKeys(Intervention):
+    """Lets a softmax over the queries of attention run over its keys."""
+
+    stays = True
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Change the dimension."""
+        given, _ = first(args, kwargs)
+        axis, put = _axis(args, kwargs)
+        if name not in SOFTMAXES or given is None or given.dim() < 3 or axis not in {-2, given.dim() - 2}:
+            return args, kwargs
+        self.acted |= given.shape[-1] > 1
+        return put(-1) if given.shape[-1] > 1 else (args, kwargs)
+
+
+class ClassesLast(Intervention):
+    """Moves the classes to the end before a table of them is made of what has positions as well."""
+
+    stays = True
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Change the order of dimensions."""
+        if name not in FLATTENED or not args[0].requires_grad or args[0].dim() < 3:
+            return args, kwargs
+        given, shape = args[0], args[1] if len(args) == 2 else args[1:]
+        rows, classes = math.prod(given.shape) // max(given.shape[1], 1), given.shape[1]
+        if not isinstance(shape, (tuple, list)) or tuple(shape) not in {(-1, classes), (rows, classes)}:
+            return args, kwargs
+        self.acted = True
+        return (given.movedim(1, -1).contiguous(), *args[1:]), kwargs
+
+
+class NoClamp(Intervention):
+    """Gives a sigmoid of scores in place of scores that are clamped to 0 and 1."""
+
+    stays = True
+
+    def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
+        """Return it."""
+        if name not in CLAMPS or not args[0].requires_grad:
+            return given
+        low, high = (args[at] if len(args) > at else kwargs.get(key) for at, key in ((1, "min"), (2, "max")))
+        if not (isinstance(low, (int, float)) and isinstance(high, (int, float))):
+            return given
+        if max(abs(low), abs(1 - high)) > EDGE:
+            return given
+        self.acted = True
+        return low + (high - low) * args[0].sigmoid()
+
+
+def _axis(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the dimension of a softmax, and what puts another in its place."""
+
+    def put(axis: int) -> tuple[Any, Any]:
+        return ((args[0], axis, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "dim": axis})
+
+    return (args[1] if len(args) > 1 else kwargs.get("dim")), put
