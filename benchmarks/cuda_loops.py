@@ -29,7 +29,8 @@ import torch
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cuda_programs import LOOPS, Diary, Step
+from cuda_programs import LOOPS
+from cuda_steps import Diary, Step
 
 from gradflow_export import Exporter, MemoryWriter
 from gradflow_export.schedule import INTERVALS

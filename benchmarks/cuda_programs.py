@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from cuda_steps import GPU, Diary, Step, images, plain, points, text
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from workloads import Cnn, Gpt, Mlp
 
-GPU = torch.device("cuda")
-
-
-@dataclass
-class Diary:
-    """What a loop says of itself: its loss and gradient norm, kept on the device until the end."""
-
-    losses: list[Tensor] = field(default_factory=list)
-    norms: list[Tensor] = field(default_factory=list)
-
-    def note(self, loss: Tensor, model: nn.Module) -> None:
-        """Keep one step's loss and the norm of the gradients as they stand."""
-        self.losses.append(loss.detach().double())
-        parts = [p.grad.detach() for p in model.parameters() if p.grad is not None]
-        parts = [g.coalesce().values() if g.is_sparse else g for g in parts]
-        self.norms.append(torch.stack([g.to(GPU).double().square().sum() for g in parts]).sum().sqrt())
-
-
-Step = Callable[[Diary | None], None]
 Loop = Callable[[], tuple[nn.Module, Step]]
 LOOPS: dict[str, Loop] = {}
 
@@ -41,35 +24,6 @@ def loop(make: Loop) -> Loop:
     """Have a loop run."""
     LOOPS[make.__name__] = make
     return make
-
-
-def images(batch: int = 32) -> tuple[Tensor, Tensor]:
-    """Return images and labels."""
-    return torch.randn(batch, 3, 32, 32, device=GPU), torch.randint(0, 10, (batch,), device=GPU)
-
-
-def text(batch: int = 16) -> tuple[Tensor, Tensor]:
-    """Return tokens and the next ones."""
-    return torch.randint(0, 128, (batch, 64), device=GPU), torch.randint(0, 128, (batch * 64,), device=GPU)
-
-
-def points(batch: int = 128) -> tuple[Tensor, Tensor]:
-    """Return rows and labels."""
-    return torch.randn(batch, 64, device=GPU), torch.randint(0, 10, (batch,), device=GPU)
-
-
-def plain(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, run: Any = None) -> Step:
-    """Return an ordinary step."""
-
-    def step(diary: Diary | None) -> None:
-        optimizer.zero_grad()
-        loss = F.cross_entropy((run or model)(x), y)
-        loss.backward()
-        if diary is not None:
-            diary.note(loss, model)
-        optimizer.step()
-
-    return step
 
 
 @loop
@@ -105,19 +59,7 @@ def gpt_bf16_fused() -> tuple[nn.Module, Step]:
     """A transformer under bf16 autocast, fused AdamW, clipped."""
     model = Gpt().to(GPU)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    x, y = text()
-
-    def step(diary: Diary | None) -> None:
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        if diary is not None:
-            diary.note(loss, model)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return model, step
+    return model, plain(model, optimizer, *text(), half=torch.bfloat16, limit=1.0)
 
 
 @loop
@@ -241,23 +183,19 @@ def lstm() -> tuple[nn.Module, Step]:
 def side_stream() -> tuple[nn.Module, Step]:
     """Everything on another stream, batches copied without blocking on a third."""
     model = Mlp(depth=20).to(GPU)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    x, y = (t.cpu().pin_memory() for t in points())
+    x, y = points()
+    inner = plain(model, torch.optim.Adam(model.parameters(), lr=1e-3), x, y)
+    fresh = [(each, each.cpu().pin_memory()) for each in (x, y)]
     work, copies = torch.cuda.Stream(), torch.cuda.Stream()
 
     def step(diary: Diary | None) -> None:
+        copies.wait_stream(work)
         with torch.cuda.stream(copies):
-            there, labels = x.to(GPU, non_blocking=True), y.to(GPU, non_blocking=True)
+            for there, here in fresh:
+                there.copy_(here, non_blocking=True)
         work.wait_stream(copies)
         with torch.cuda.stream(work):
-            there.record_stream(work)
-            labels.record_stream(work)
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(there), labels)
-            loss.backward()
-            if diary is not None:
-                diary.note(loss, model)
-            optimizer.step()
+            inner(diary)
 
     return model, step
 
@@ -375,18 +313,13 @@ def broken_batch() -> tuple[nn.Module, Step]:
     model = Cnn(channels=32, depth=2).to(GPU)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     x, y = images()
-    count = [0]
+    usual, numbers = plain(model, optimizer, x, y), itertools.count(1)
 
     def step(diary: Diary | None) -> None:
-        count[0] += 1
-        batch = x * float("nan") if count[0] == 60 else x
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(batch), y)
-        loss.backward()
-        if diary is not None:
-            diary.note(loss, model)
-        if count[0] != 60:
-            optimizer.step()
+        if next(numbers) == 60:
+            F.cross_entropy(model(x * math.nan), y).backward()
+        else:
+            usual(diary)
 
     return model, step
 
@@ -395,20 +328,15 @@ def broken_batch() -> tuple[nn.Module, Step]:
 def out_of_memory() -> tuple[nn.Module, Step]:
     """A batch that does not fit is left out."""
     model = Mlp(depth=6).to(GPU)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     x, y = points()
-    count = [0]
+    usual, numbers = plain(model, torch.optim.Adam(model.parameters(), lr=1e-3), x, y), itertools.count(1)
 
     def step(diary: Diary | None) -> None:
-        count[0] += 1
-        optimizer.zero_grad()
-        with contextlib.suppress(torch.cuda.OutOfMemoryError):
-            batch = x.expand(1 << 23, *x.shape).reshape(-1, 64) if count[0] == 70 else x
-            loss = F.cross_entropy(model(batch), y)
-            loss.backward()
-            if diary is not None:
-                diary.note(loss, model)
-            optimizer.step()
+        if next(numbers) == 70:
+            with contextlib.suppress(torch.cuda.OutOfMemoryError):
+                model(x.expand(1 << 23, *x.shape).reshape(-1, 64)).sum().backward()
+        else:
+            usual(diary)
 
     return model, step
 

@@ -89,10 +89,11 @@ class Bundle:
 
     @property
     def nbytes(self) -> int:
-        """About how much memory the values take, and their copies on the host."""
+        """About how many bytes of the host the values and their copies take; other devices have their own memory."""
         copies = [part.host for part in self.packed if isinstance(part, Packed)]
         values = [item.values for part in self.packed for item in part.items]
-        return sum(getattr(each, "nbytes", 0) for each in (*copies, *values))
+        here = [each for each in values if not isinstance(each, Tensor) or each.device.type == "cpu"]
+        return sum(getattr(each, "nbytes", 0) for each in (*copies, *here))
 
 
 def pack(drained: Drained) -> list[Packed | Held]:
