@@ -159,7 +159,7 @@ def test_the_process_that_tries_has_no_file_of_the_run_and_is_the_only_one(monke
         limit = time.monotonic() + 100
         while process.num_fds() > 6 and time.monotonic() < limit:
             time.sleep(0.01)
-        states.append((process.nice() - psutil.Process().nice(), process.open_files(), child))
+        states.append((process.nice(), process.open_files(), child))
         kept(self, asked, child, reader)
 
     def sees(exporter):
@@ -171,7 +171,8 @@ def test_the_process_that_tries_has_no_file_of_the_run_and_is_the_only_one(monke
         file.write("not flushed")
         train("try", sees=sees)
     assert (tmp_path / "log").read_text() == "not flushed"
-    assert [state[:2] for state in states] == [(trials.NICE, [])]
+    nicest = 19  # this process may itself be niced
+    assert [state[:2] for state in states] == [(min(psutil.Process().nice() + trials.NICE, nicest), [])]
     assert not psutil.pid_exists(states[0][2])
     assert not [each for each in threading.enumerate() if each.name == "gradflow-trials"]
 
