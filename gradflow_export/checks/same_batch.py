@@ -19,7 +19,7 @@ from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.readings import ClueSample
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Check, Finding, number
+from gradflow_export.rules.base import Check, Finding
 from gradflow_export.rules.evidence import layers_of, seen
 from gradflow_export.rules.history import History
 
@@ -33,6 +33,8 @@ ROUNDING = 1e-5
 """Difference of equal numbers, as a share of the greatest: some targets are known from a difference alone."""
 AGAIN = 3
 """Equal batches in a row after which memory is searched for more data."""
+VARIED = 3
+"""Readings at which another batch came than before, and as large a one, until one that stays is worth a look."""
 CHUNK, MOST = 2**20, 2**26
 """Numbers that are compared at once, and altogether: the search takes little memory, and about a second at most."""
 
@@ -46,6 +48,7 @@ class Draws:
 
     def __init__(self) -> None:
         self._entered: dict[str, StorageWeakRef] = {}
+        self._sizes: dict[str, list[int]] = {}  # of the batches that were replaced by others
         self._drawn: frozenset[int] | None = None
         self._probes: dict[str, tuple[Tensor, int]] = {}
         self._more: dict[str, bool] = {}
@@ -65,19 +68,26 @@ class Draws:
         before = self._entered.get(first.name)
         self._entered[first.name] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         gone = before is not None and before.expired()  # type: ignore[no-untyped-call]
+        sizes = self._sizes.setdefault(first.name, [])
+        if gone and len(sizes) < VARIED:
+            sizes.append(len(x))
+        kept = (
+            before is not None and before == self._entered[first.name] and len(sizes) == VARIED and len(x) <= max(sizes)
+        )
         part = before is not None and storage.nbytes() >= TIMES * x.numel() * x.element_size()
         loaded = gone and self._is_loaded(len(x))
-        if not (part or loaded or (gone and self._is_held(first.name, x))):
+        if not (part or loaded or kept or (gone and self._is_held(first.name, x))):
             return
         y = None if targets is None or len(targets) != len(x) else local(targets)
         known = [each for each in (x, y) if each is not None]
         parts = [each.reshape(len(x), -1)[:, :COLUMNS].to(x.device, torch.float32) for each in known]
-        read = partial(self._count, first.name, parts[0].shape[1], loaded)
-        yield ClueSample("input.repeats", first.name, torch.cat(parts, dim=1).contiguous(), read)
+        fact = "input.kept" if kept else "input.repeats"
+        read = partial(self._count, fact, first.name, parts[0].shape[1], loaded)
+        yield ClueSample(fact, first.name, torch.cat(parts, dim=1).contiguous(), read)
 
     def clear(self) -> None:
         """Forget all batches, but for what the worker, which may be behind, compares."""
-        for kept in (self._entered, self._probes, self._more):
+        for kept in (self._entered, self._sizes, self._probes, self._more):
             kept.clear()
 
     def _is_loaded(self, count: int) -> bool:
@@ -99,7 +109,7 @@ class Draws:
         return times >= AGAIN and self._more[name]
 
     def _count(
-        self, name: str, inputs: int, loaded: bool, values: npt.NDArray[np.float32]
+        self, fact: str, name: str, inputs: int, loaded: bool, values: npt.NDArray[np.float32]
     ) -> dict[str, dict[str, float]]:
         """Return how many batches in a row held the same; augmented inputs differ, and targets tell them."""
         y = values[:, inputs:]
@@ -107,7 +117,7 @@ class Draws:
         before, times = self._last.get(name, (values[:0], 0))
         alike = before.shape == batch.shape and np.allclose(before, batch, ROUNDING, ROUNDING * np.abs(batch).max())
         self._last[name] = batch, times + 1 if alike else 0
-        return {"input.repeats": {name: float(self._last[name][1])}}
+        return {fact: {name: float(self._last[name][1])}}
 
 
 def _drawn_by(loader: DataLoader[Any]) -> int:
@@ -164,6 +174,9 @@ class SameBatch(Check):
     indexed or sliced again at each step with the same content, while there are more data, is a mistake. If a loader
     draws it, equal targets in an irregular order suffice, because augmented inputs differ.
 
+    Where batches varied at first, a tensor that stays for ``stays`` steps is a mistake too: several steps are made on
+    one batch on purpose, but not so many.
+
     Why it is bad:
         The model memorizes a few samples. The loss goes to 0 as if training worked, and nothing is learned from the
         rest of the data.
@@ -179,42 +192,55 @@ class SameBatch(Check):
                 loss = F.cross_entropy(model(x), y)
 
     Not reported:
-        The same tensor at each step; all data are one batch; no loader draws batches of this size, and no tensor on
-        the CPU holds the batch among ten times as many numbers; more than 256 samples; another order of the samples.
+        The same tensor at each step from the first on; all data are one batch; no loader draws batches of this size,
+        and no tensor on the CPU holds the batch among ten times as many numbers; more than 256 samples; another order
+        of the samples.
 
     Attributes:
         repeats: Number of consecutive readings with the same samples.
         steps: Number of steps before anything is reported.
+        stays: Number of steps over which readings show the same tensor, after others.
         patience: One; ``repeats`` already requires persistence.
     """
 
     repeats: int = 8
     steps: int = 20
+    stays: int = 150
     patience: int = 1
 
     name: ClassVar[str] = "same-batch"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
-    evidence: ClassVar[tuple[str, ...]] = ("input.repeats",)
+    evidence: ClassVar[tuple[str, ...]] = ("input.repeats", "input.kept")
+    remembers: ClassVar[tuple[str, ...]] = ("input.kept",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the batches read so far."""
+        for site in layers_of(record, "input.kept"):
+            times = int(seen(record, "input.kept", site) or 0)
+            began = int(history.at_sites("input.kept").steps[-times - 1 :][0])
+            if times > 1 and record.step - began >= self.stays:
+                text = f"all batches from step {began} to {record.step} held the same samples, after others before"
+                return (_finding(text, float(record.step - began), float(self.stays), began),)
         for site in layers_of(record, "input.repeats"):
-            times = seen(record, "input.repeats", site) or 0.0
-            if times < self.repeats or record.step < self.steps:
-                continue
-            return (
-                Finding(
-                    IssueType.BAD_TARGETS,
-                    Severity.MEDIUM,
-                    ("input",),
-                    times,
-                    float(self.repeats),
-                    f"{number(times + 1)} consecutive batches, each loaded anew, held the same samples, up to step "
-                    f"{record.step}: the rest of the data is never used.",
-                    "iterate over the loader, for x, y in loader, instead of calling next(iter(loader)) at each step; "
-                    "with indices, draw new ones at each step, torch.randperm(len(x))[:n], without resetting the seed.",
-                    cause="same batch",
-                    origin="same batch",
-                ),
-            )
+            times = int(seen(record, "input.repeats", site) or 0)
+            if times >= self.repeats and record.step >= self.steps:
+                text = f"{times + 1} consecutive batches, each loaded anew, held the same samples"
+                return (_finding(text, float(times), float(self.repeats)),)
         return ()
+
+
+def _finding(text: str, value: float, threshold: float, since: int | None = None) -> Finding:
+    return Finding(
+        IssueType.BAD_TARGETS,
+        Severity.MEDIUM,
+        ("input",),
+        value,
+        threshold,
+        f"{text}: the rest of the data is never used.",
+        "iterate over the loader, for x, y in loader, instead of calling next(iter(loader)) at each step, and make a "
+        "new iterator when one is exhausted; with indices, draw new ones at each step, torch.randperm(len(x))[:n], "
+        "without resetting the seed.",
+        since=since,
+        cause="same batch",
+        origin="same batch",
+    )

@@ -85,6 +85,25 @@ def test_a_batch_that_is_drawn_anew_and_always_the_same_while_there_are_more_dat
     assert [issue.cause for issue in issues] == (["same batch"] if which in SAME else [])
 
 
+@pytest.mark.parametrize(
+    ("begins", "size", "times", "told"),
+    [(40, 16, 1, True), (100, 5, 1, True), (40, 48, 1, False), (0, 16, 1, False), (10**6, 16, 60, False)],
+)
+def test_one_batch_for_ever_after_others(begins, size, times, told):
+    """An iterator that is exhausted; more samples at once than before, and some steps on each batch, are in order."""
+    x, held = torch.randn(ROWS, 6), []
+    y, model = x[:, :3].argmax(1), net()
+
+    def loss(step):
+        if not held or (step < begins and step % times == 0):
+            rows = torch.randperm(ROWS)[: 24 if step < begins - 1 else size]
+            held[:] = x[rows], y[rows]
+        return F.cross_entropy(model(held[0]), held[1])
+
+    issues = found(model, loss, 320 + begins % 1000, IssueType.BAD_TARGETS)
+    assert [issue.cause for issue in issues] == (["same batch"] if told else [])
+
+
 @pytest.mark.parametrize("leaks", [True, False])
 @pytest.mark.parametrize("kind", ["classes", "half precision", "number beside"])
 def test_targets_among_the_inputs_in_any_form(kind, leaks):
