@@ -155,22 +155,23 @@ class ModuleCalls:
             self.on_passed_over(module)
 
 
-def output_tensor(output: Any) -> Tensor | None:
+def output_tensor(output: Any, *, learns: bool = True) -> Tensor | None:
     """Choose the tensor of a block's output whose gradient is measured.
 
     Args:
         output: A tensor, or a tuple, list, mapping or Hugging Face output that holds one, nested or not.
+        learns: Whether it must require a gradient; nothing does in an evaluation.
 
     Returns:
-        The first floating tensor that requires a gradient; in mappings the keys ``last_hidden_state``,
+        The first floating tensor, that requires a gradient if it has to; in mappings the keys ``last_hidden_state``,
         ``hidden_states``, ``logits`` and ``sample`` come first. ``None`` when there is none.
     """
     if isinstance(output, Tensor):
-        learns = output.requires_grad and is_floating(output)
+        wanted = (output.requires_grad or not learns) and is_floating(output)
         # A fake one has a shape alone.
-        return output if learns and not isinstance(output, torch_private.FakeTensor) else None
+        return output if wanted and not isinstance(output, torch_private.FakeTensor) else None
     for part in _parts(output):
-        chosen = output_tensor(part)
+        chosen = output_tensor(part, learns=learns)
         if chosen is not None:
             return chosen
     return None

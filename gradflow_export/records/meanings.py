@@ -61,7 +61,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
         "or a normalization over a single value"
     ),
     "STALE_GRAD": "gradients of earlier steps are still in `.grad` when new ones are accumulated",
-    "EVAL_RANDOM": "dropout or other noise is active in evaluation, or dropout is inactive in training",
+    "EVAL_RANDOM": "evaluation drops units or draws noise, training does not, or outputs of both differ in size",
     "NOT_LEARNING": "no other issue is detected, but the loss stays at that of the best constant prediction",
     "LEAKAGE": "target leakage: a column of the inputs equals the target",
     "UNDERFLOW": "float16 gradients underflow to 0 because the loss is not scaled",
@@ -207,7 +207,7 @@ REMEDIES: Mapping[str, str] = MappingProxyType({
     ),
     "CAPACITY": "Put an activation between linear layers, create each layer anew, and use the result of F.relu(x).",
     "STALE_GRAD": "Call optimizer.zero_grad() once before each backward pass, or once per accumulated batch.",
-    "EVAL_RANDOM": "Call model.eval() before an evaluation, and model.train() after it.",
+    "EVAL_RANDOM": "Call model.eval() before an evaluation, model.train() after it; prepare inputs of both alike.",
     "NOT_LEARNING": (
         "Check that inputs belong to targets, overfit a single batch, then change the learning rate; gradflow "
         "doctor train.py tries these for you."

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
-from gradflow_export.checks.mode_reader import _Look
+from gradflow_export.checks.evaluation.mode_reader import _Look
 from gradflow_export.hooks.guards import unguarded
 from gradflow_export.hooks.module_calls import ModuleCalls
 from gradflow_export.instruments.activations.modules import ActivationInstrument

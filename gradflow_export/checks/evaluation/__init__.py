@@ -1,0 +1,1 @@
+"""What an evaluation shows: its mode, the size of its outputs, and its loss."""

@@ -1,0 +1,200 @@
+"""Layers whose outputs have another size in evaluation than in training: EVAL_RANDOM."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from gradflow_export.hooks.compiled_calls import CompiledCode
+from gradflow_export.hooks.guards import Guard, unguarded
+from gradflow_export.hooks.module_calls import output_tensor
+from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls, is_plain_call
+from gradflow_export.hooks.readings import Clue, Drained, stack_scalars
+from gradflow_export.instruments.base import Instrument, Setting
+from gradflow_export.metrics.arrays.local import local
+from gradflow_export.metrics.arrays.samples import even_sample
+from gradflow_export.metrics.outputs import output_rms
+from gradflow_export.records.statistics import median
+from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.rules.base import Check, Finding, number, some
+from gradflow_export.rules.evidence import past, values_of
+from gradflow_export.rules.history import History
+
+_SIZES = "evaluation.output_rms"
+MOST = 64
+"""Blocks that are looked at, at most, evenly spread from input to output."""
+ENTRIES = 16
+"""Entries of a block's first parameter that tell whether other weights were evaluated than are trained."""
+
+
+class EvaluationSizes(Instrument):
+    """Reads how large the outputs of blocks are in the first pass of each evaluation.
+
+    An evaluation of other weights, such as an average of them, says nothing of these: it is left out unless the next
+    training pass begins with the weights that were evaluated.
+
+    Args:
+        model: The unwrapped model; only weak references to it and its modules are kept.
+        blocks: Names of the blocks, from input to output.
+        code: Of a model that is compiled no pass is seen.
+        guard: Wraps the hooks.
+    """
+
+    instrument: ClassVar[str] = "wiring"
+    interval: ClassVar[int] = 100
+    every_step: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: tuple[str, ...],
+        *,
+        code: CompiledCode | None = None,
+        guard: Guard = unguarded,
+    ) -> None:
+        self._code, self._guard = code, guard
+        self._model = weakref.ref(model)
+        found = dict(model.named_modules())
+        step = -(-max(len(blocks), 1) // MOST)
+        self._blocks = {name: weakref.ref(found[name]) for name in blocks[::-1][::step][::-1] if name in found}
+        self._hooked = contextlib.ExitStack()
+        self._due = True
+        self._sizes: dict[str, Tensor] = {}
+        self._weights: list[Tensor] = []
+        self._told: Drained = []
+        self.placed: list[Placed] = []
+
+    @classmethod
+    def make(cls, setting: Setting) -> EvaluationSizes:
+        """Make one for a model."""
+        return cls(setting.model, setting.blocks, code=setting.code, guard=setting.part(cls.instrument))
+
+    def attach(self) -> contextlib.ExitStack:
+        """Begin; closing the returned stack takes the hooks away."""
+        stack, model = contextlib.ExitStack(), self._model()
+        if model is not None and self._blocks:
+            begin, end = ModuleHook(self._guard(self._begin)), ModuleHook(self._guard(self._end))
+            stack.callback(self._stop)
+            self.placed = [hook_calls([(model, begin)], before=True), hook_calls([(model, end)], always=True)]
+            for placed in self.placed:
+                stack.callback(placed)
+        return stack
+
+    def drain(self) -> Drained:
+        """Give out the sizes of an evaluation once training has gone on from the same weights."""
+        told, self._told = self._told, []
+        return told
+
+    def _begin(self, module: nn.Module, _given: Any) -> None:
+        if torch.is_grad_enabled():
+            if module.training and self._sizes:
+                pairs = zip(self._weights, self._sampled(), strict=False)
+                moved = stack_scalars([(now - before).abs().sum() for before, now in pairs] or [torch.zeros(())])
+                sizes = stack_scalars(list(self._sizes.values()))
+                told = torch.where(moved.to(sizes.device).sum() == 0, sizes, torch.nan)
+                self._told = [Clue(_SIZES, tuple(self._sizes), told)]
+                self._sizes = {}
+            self._due |= module.training
+        elif self._due and not module.training and is_plain_call() and not (self._code and self._code.found):
+            self._due, self._sizes, self._weights = False, {}, []
+            blocks = [(block, name) for name, known in self._blocks.items() if (block := known()) is not None]
+            hooks = [(block, ModuleHook(self._guard(partial(self._take, name)))) for block, name in blocks]
+            self._hooked.callback(hook_calls(hooks))
+
+    def _take(self, name: str, _module: nn.Module, _given: Any, output: Any) -> None:
+        tensor = output_tensor(output, learns=False)
+        if tensor is not None and tensor.numel():
+            self._sizes[name] = output_rms(tensor.detach()).double()
+
+    def _end(self, _module: nn.Module, _given: Any, _output: Any) -> None:
+        self._hooked.close()
+        if self._sizes and not self._weights:
+            self._weights = [sample.clone() for sample in self._sampled()]
+
+    def _sampled(self) -> list[Tensor]:
+        """Return entries of the first parameter of each block that has any."""
+        blocks = (known() for known in self._blocks.values())
+        first = (next(block.parameters(), None) for block in blocks if block is not None)
+        return [even_sample(local(p.detach()), ENTRIES) for p in first if p is not None and p.is_floating_point()]
+
+    def _stop(self) -> None:
+        self._hooked.close()
+        self._sizes, self._weights, self._told = {}, [], []
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationDiffers(Check):
+    """Report blocks whose outputs are much larger or smaller in evaluation than in training, with the same weights.
+
+    In each of the last ``evaluations`` after ``settle`` steps, the root mean square of a block's output is more than
+    ``times`` above, or below, the median of the last ``readings`` in training. Samples that are new to the model rarely
+    change it by more than a third. Inputs that are prepared otherwise, statistics of batch norm that have not arrived,
+    and dropout of nearly all units change it several times over.
+
+    Why it is bad:
+        The model is asked something else than what it was trained for. Its training loss is low, and its answers in
+        evaluation, and later in use, are those of a model that has not learned.
+
+    Example:
+        nn.BatchNorm2d(64, momentum=0.001)  # the convention of other libraries; torch adds 0.1 % of a batch
+
+    Use instead:
+        nn.BatchNorm2d(64, momentum=0.1)
+
+    Not reported:
+        Other weights are evaluated than are trained, such as an average; the model is compiled; an evaluation after
+        which training does not go on, or goes on with a step that is not recorded.
+
+    Attributes:
+        settle: Number of steps in which the statistics of batch norm arrive.
+        times: Minimum ratio.
+        evaluations: Number of evaluations in a row.
+        readings: Number of readings in training that are compared.
+        patience: One; the evaluations in a row already require persistence.
+    """
+
+    settle: int = 50
+    times: float = 4.0
+    evaluations: int = 2
+    readings: int = 5
+    patience: int = 1
+
+    name: ClassVar[str] = "evaluation-differs"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.EVAL_RANDOM,)
+    evidence: ClassVar[tuple[str, ...]] = (_SIZES,)
+    remembers: ClassVar[tuple[str, ...]] = (_SIZES, "block.output_rms")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Compare the last evaluations with training."""
+        found: dict[str, float] = {}
+        for site in values_of(record, _SIZES) if record.step > self.settle else ():
+            sizes = past(history, _SIZES, site)[-self.evaluations :]
+            trained = past(history, "block.output_rms", site)[-self.readings :]
+            usual = median(trained) if len(trained) and len(sizes) == self.evaluations else 0.0
+            if usual > 0 and max(sizes.min() / usual, usual / max(sizes.max(), 1e-30)) > self.times:
+                found[site] = float(sizes[-1] / usual)
+        if not found:
+            return ()
+        first = next(iter(found))
+        return (
+            Finding(
+                IssueType.EVAL_RANDOM,
+                Severity.MEDIUM,
+                tuple(found),
+                max(found[first], 1 / max(found[first], 1e-30)),
+                self.times,
+                f"with the same weights, the outputs of {some(tuple(found))} are {number(found[first])} times as large "
+                f"in evaluation as in training, in {self.evaluations} evaluations in a row.",
+                "prepare the inputs of evaluation as those of training (normalization, scale, units); let the "
+                "statistics of batch norm arrive, with momentum=0.1 in torch, where other libraries write 0.9; lower a "
+                "dropout of nearly all units: p is the fraction that is dropped.",
+                cause="evaluation differs",
+                origin="evaluation differs",
+            ),
+        )
