@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from gradflow_export.experiments.battery import Battery
+from gradflow_export.experiments.decision import Baseline, Trial
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.mending.passages import OpenNorms, starved
 from gradflow_export.experiments.mending.rates import MeanLoss, terms
@@ -117,3 +118,14 @@ def test_a_batch_norm_over_two_normalizes_each_sample():
     assert not starved("batch_norm", (torch.randn(2, 8, 5), *args[1:], True), {})
     made = OpenNorms().result("batch_norm", (*args, True), {}, x)
     assert torch.allclose(made, functional.layer_norm(x, (8,)), atol=1e-5)
+
+
+def test_of_a_script_that_diverges_the_loss_before_training_is_compared():
+    """With some seed it may learn; a cure need not be better than that, and nothing is blind that explodes."""
+    steady = Baseline((1.4, 1.4, 1.4), (0.7, 0.3, 0.3), {"shuffled inputs": 0.6})
+    assert (steady.diverges, steady.blind, steady.level(1)) == (False, True, 0.3)
+    base = Baseline((1.4, 1.4, 1.4), (1e25, 0.3, 0.3), {"shuffled inputs": 1.0})
+    assert (base.ill, base.blind, base.level(1)) == (True, False, 1.4)
+    lower = Trial(("learning rate x 0.1",), {0: 0.5, 1: 0.5, 2: 0.6})
+    assert lower.rescues(base)
+    assert not lower.rescues(steady)
