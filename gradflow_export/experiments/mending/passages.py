@@ -44,10 +44,9 @@ class OpenPassages(Remembering):
         self._trained.update(map(id, weights(optimizer)))
         self._reached.update(id(weight) for weight in weights(optimizer) if weight.grad is not None)
 
-    @property
-    def opened(self) -> bool:
-        """Whether there is a model that no gradient reached, although it is trained."""
-        return any(self._cut.values())
+    def told(self) -> dict[str, Any]:
+        """Return whether there is a model that no gradient reached, although it is trained."""
+        return {"opened": any(self._cut.values())}
 
     def cut(self, module: nn.Module) -> bool:
         """Return whether no gradient reached it in the first step, although it is trained."""
