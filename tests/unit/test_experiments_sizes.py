@@ -32,8 +32,8 @@ SCRIPT = """
     y = (x[:, :3] + x[:, 3:6]).argmax(1)
     norm = nn.BatchNorm1d(32) if word == "pair" else nn.Identity()
     model = nn.Sequential(nn.Linear(8, 32), norm, nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
-    if word == "summed":
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if word in {"summed", "both"}:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 if word == "summed" else 0.01, momentum=0.9)
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     temperature = {"hot": 50.0, "cold": 2e-4, "right": 0.1}.get(word)
@@ -45,6 +45,8 @@ SCRIPT = """
             loss = F.cross_entropy(one @ two.T / temperature, torch.arange(rows))
         elif word == "summed":
             loss = ((model(x[some])[:, :3] - x[some][:, :3]) ** 2).sum()
+        elif word == "both":
+            loss = F.mse_loss(model(x[some]), x[some], reduction="sum")
         else:
             loss = F.cross_entropy(model(x[some]), y[some])
         loss.backward()
@@ -59,6 +61,7 @@ SCRIPT = """
         ("cold", ["another temperature"]),
         ("right", []),
         ("summed", ["the mean of the loss"]),
+        ("both", ["the mean of the loss", "learning rate x 10"]),
         ("pair", ["no norm over a single number"]),
     ],
 )
