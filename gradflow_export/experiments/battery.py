@@ -124,6 +124,7 @@ class Battery:
                 rising=look.facts["rising"] >= RISING,
             ),
         )
+        verdict.facts = {**verdict.facts, "learns": not (verdict.baseline.ill or verdict.baseline.slow)}
         verdict.seeds = len({each.losses for each in seeds})
         verdict.curves.update({"as it is": look.losses, **{name: each.losses for name, each in given.items()}})
 

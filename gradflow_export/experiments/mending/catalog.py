@@ -173,7 +173,10 @@ MENDED: tuple[Treatment, ...] = (
         "temperature *= scores.std(dim=1).median()  # scores of the first batch, divided by the temperature: these "
         "should differ by about 1; 0.05 to 0.2 for cosine similarities",
         (_T.WRONG_LOSS, _T.NOT_LEARNING),
-        evident=lambda facts: 0 < facts["tempered"] < scores.FLAT or facts["tempered"] > scores.SHARP,
+        # A flat softmax that learns all the same is a choice.
+        evident=lambda facts: (
+            0 < facts["tempered"] < scores.FLAT * (not facts.get("learns")) or facts["tempered"] > scores.SHARP
+        ),
         causes=frozenset({"temperature"}),
     ),
     Treatment(
