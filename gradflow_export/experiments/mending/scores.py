@@ -16,7 +16,7 @@ FLATTENED = frozenset(("view", "reshape"))
 CLAMPS = frozenset(("clamp", "clip"))
 EDGE = 0.01
 """What the bounds of clamped probabilities may be apart from 0 and 1."""
-COLD, HOT = 0.005, 4.0
+COLD, HOT = 0.005, 10.0
 """Temperatures from which on, either way, they may be the cause."""
 FLAT, SHARP = 0.1, 20.0
 """Spread of a sample's first scores, divided by such a temperature, from which on, either way, it is evident."""
