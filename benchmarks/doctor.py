@@ -125,7 +125,8 @@ def examine(
             steps = needed(found, TRAINED)
             survey = laboratory.look(steps=steps)
             if not survey.trainings:
-                return Seen(part, name, form, types, refused=f"no steps {survey.error.strip()[-200:]}", also=also)
+                why = survey.error.strip()[-200:] or "nothing steps a torch.optim.Optimizer"
+                return Seen(part, name, form, types, refused=f"no steps: {why}", also=also)
             suspects = [issue.issue_type for issue in unexplained(found)]
             verdict = Battery(laboratory, survey.trainings[-1], steps=steps, suspects=suspects).run()
     except GradflowError as error:

@@ -149,11 +149,19 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
             found.append(known)
     gone = {issue.key for issue in (*folded, *gone_too)}
     found = [issue for issue in found if behind[issue.key] not in gone]
-    told = {issue.issue_type for issue in found if issue.severity >= Severity.HIGH}
-    ends = ", ".join(dict.fromkeys(f"{each.issue_type} in {_where(each)}" for each in gone_too))
-    also = f" Also resolved: {ends}." if ends else ""
-    added = [each for each in cures(verdict, folded) if folded or also or each.issue_type not in told]
-    return [*found, *(replace(each, message=each.message + also) for each in added)]
+    kinds = {each.issue_type for each in new}
+    own = next((at for at, each in enumerate(found) if each.severity >= Severity.HIGH and each.issue_type in kinds), -1)
+    also = f" Also resolved: {_listed(gone_too)}." if gone_too else ""
+    if own < 0:
+        return [*found, *(replace(each, message=each.message + also) for each in cures(verdict, folded))]
+    # The cure stands with the finding that asked for it.
+    also = (f" Also seen: {_listed(folded)}." if folded else "") + also
+    found[own] = replace(found[own], message=found[own].message + also)
+    return found
+
+
+def _listed(issues: Sequence[Issue]) -> str:
+    return ", ".join(dict.fromkeys(f"{each.issue_type} in {_where(each)}" for each in issues))
 
 
 def _untried(issue: Issue) -> Issue:

@@ -124,6 +124,7 @@ class Battery:
                 rising=look.facts["rising"] >= RISING,
             ),
         )
+        verdict.facts = {**verdict.facts, "learns": not (verdict.baseline.ill or verdict.baseline.slow)}
         verdict.seeds = len({each.losses for each in seeds})
         verdict.curves.update({"as it is": look.losses, **{name: each.losses for name, each in given.items()}})
 
@@ -134,11 +135,12 @@ class Battery:
         self._tell(f"it does not learn: {verdict.baseline.complaint}" if ill else verdict.baseline.slow or "it learns")
         exact, tuning = self._ordered(of_kind(EXACT, verdict.facts)), self._ordered(of_kind(TUNING, verdict.facts))
         # What the symptoms accuse is tried with what is exact, and goes before it.
-        near = [each for each in tuning if _near([each.name], self.verdict) == 0]
-        accused = [each for each in near if ill or slow or self._licensed([each.name])]
+        accused = [e for e in tuning if not _near([e.name], verdict) and (ill or slow or self._licensed([e.name]))]
         first = [each for each in exact if self._everything or slow or self._licensed([each.name])] + accused
         first = [*first, *(each for each in self._mending() if each not in first)]
-        self._try([(each.name,) for each in first])
+        possible = [names for names in combinations({each.name for each in exact + tuning}) if ill and len(names) > 1]
+        early = [names for names in possible if find(names[0]).kind == EXACT]
+        self._try([*((each.name,) for each in first), *early])
         if ((ill or slow) and not verdict.cures) or self._everything:
             faster = [each for each in tuning if ill or self._everything or IssueType.LEARNING_RATE in each.fixes]
             faster = [each for each in faster if self._everything or slow or self._licensed([each.name])]
@@ -146,8 +148,7 @@ class Battery:
         if self._begins_later():
             return
         if ill and not verdict.cures:
-            possible = [names for names in combinations({each.name for each in exact + tuning}) if len(names) > 1]
-            self._try([names for names in possible if self._licensed(names)])
+            self._try([names for names in possible if self._licensed(names) and names not in early])
             self._name_causes()
             self._begins_later()
         if (ill or slow) and not verdict.cures and not verdict.cut:

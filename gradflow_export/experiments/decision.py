@@ -39,6 +39,8 @@ INFORMED = 0.5
 """Share of a placebo's first losses below which a model begins with what it learned elsewhere."""
 FIRST = 5
 """First losses of which the typical one is looked at for that."""
+DIVERGED = 2.0
+"""Multiple of the loss before training above which a run has diverged."""
 LEAST = 1e-12
 
 
@@ -60,10 +62,15 @@ class Baseline:
     moves: str = ""
 
     def level(self, seed: int) -> float:
-        """Return the loss that a treatment has to be better than."""
+        """Return the loss that a treatment has to be better than: of a script that diverges that before training."""
         number = min(seed, len(self.first) - 1)
-        bounds = [each for each in (self.first[number], self.effect[number]) if math.isfinite(each)]
-        return min(bounds, default=math.inf)
+        bounds = (self.first[number], math.inf if self.diverges else self.effect[number])
+        return min(filter(math.isfinite, bounds), default=math.inf)
+
+    @property
+    def diverges(self) -> bool:
+        """Whether the loss rises far with any seed: that others learn then says little."""
+        return any(effect > DIVERGED * first for first, effect in zip(self.first, self.effect, strict=True))
 
     @property
     def progress(self) -> float:
@@ -99,6 +106,8 @@ class Baseline:
         against = self.against_placebo
         if not all(map(math.isfinite, self.effect)):
             return "the loss does not stay finite"
+        if self.diverges:
+            return "the loss rises far above that before training, with one seed or more"
         if self.progress > LEARNED:
             return f"the loss after training is {self.progress:.2f} of that before it"
         if against is not None and against >= FROM_INPUTS:
@@ -109,7 +118,7 @@ class Baseline:
     def blind(self) -> bool:
         """Whether the loss falls, and as far where the inputs mean nothing."""
         against = self.against_placebo
-        return self.progress <= LEARNED and against is not None and against >= FROM_INPUTS
+        return self.progress <= LEARNED and not self.diverges and against is not None and against >= FROM_INPUTS
 
     @property
     def placebo(self) -> str:

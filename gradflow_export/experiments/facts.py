@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.experiments.interventions import Intervention, leaves, made_with, weights
+from gradflow_export.experiments.mending.passages import starved
+from gradflow_export.experiments.mending.rates import terms
+from gradflow_export.experiments.mending.scores import tempered
 from gradflow_export.experiments.mending.sequences import SEQUENCES, STEPWISE, masks, real_lengths
 from gradflow_export.experiments.model_edits import LAYERS, SQUASHING, level, tensors
 
@@ -50,6 +53,9 @@ class Facts(Intervention):
         recurrent: The former alone.
         padding: Share of the steps of recurrent layers that repeat the last one of a sequence.
         masked: How often attention was given a mask.
+        starved: How often a norm is over a single number, or in training over a few samples.
+        tempered: Spread of the first scores of a cross-entropy that are divided by a temperature; 0 without one.
+        terms: How many numbers the first loss adds up.
         half: How often a model that is called with gradients computes in float16.
         squashing: Sigmoids and hyperbolic tangents before the first step.
         resettable: Whether layers can be initialized anew.
@@ -70,10 +76,10 @@ class Facts(Intervention):
         self.decay = self.schedule = self.resettable = False
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
         self.sequences = self.recurrent = self.masked = self.level = self.half = self.returned = 0
-        self.frozen = self.endless = self.unreached = self.tables = 0
+        self.frozen = self.endless = self.unreached = self.tables = self.starved = 0
         self._reached: set[int] = set()
-        self.gain = self.offset = 0.0
-        self.apart = 1.0
+        self.gain = self.offset = self.tempered = 0.0
+        self.apart = self.terms = 1.0
         self.kept, self.scale, self.dropout, self.adam, self.reached = 1.0, 0.0, 0.0, 0.0, 0.0
         self.digests: list[float | None] = []
         self._steps = self._echoes = self._padded = self._read = 0
@@ -145,6 +151,8 @@ class Facts(Intervention):
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Look for masks and activations that saturate."""
         self.masked += bool(masks(name, args, kwargs))
+        self.starved += starved(name, args, kwargs)
+        self.tempered = self.tempered or tempered(name, args, kwargs)
         given = args[0] if args else kwargs.get("input")
         self.squashing += not self._steps and name in SQUASHING and isinstance(given, Tensor) and given.requires_grad
         return args, kwargs
@@ -160,6 +168,7 @@ class Facts(Intervention):
             self.stale += any(weight.grad is not None and bool(weight.grad.any()) for weight in weights(optimizer))
         self._stepped.clear()
         if self._steps < 2:
+            self.terms = max(self.terms, terms(loss.grad_fn))
             self._known.update((id(weight), weight) for weight in leaves(loss))
 
     def after_backward(self) -> None:
@@ -240,7 +249,7 @@ class Facts(Intervention):
             "decay", "schedule", "dropout", "stale", "foreign", "returned", "edited", "kept", "untrained", "layers",
             "squashing", "sequences", "recurrent", "masked", "level", "half",
             "resettable", "scale", "digests", "adam", "reached", "frozen", "endless", "gain", "offset",
-            "unreached", "tables", "apart",
+            "unreached", "tables", "apart", "starved", "tempered", "terms",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
         steps = max(self._steps, 1)

@@ -73,6 +73,10 @@ class Intervention:
     def measure(self) -> None:
         """Training is over; the effect is measured from now on."""
 
+    def told(self) -> dict[str, Any]:
+        """Return what it saw, ready for JSON."""
+        return {}
+
     def before_backward(self, loss: Tensor) -> None:
         """A backward pass begins."""
 
@@ -273,9 +277,7 @@ class EverythingTrained(Intervention):
 
     def root(self, module: nn.Module) -> None:
         """Make its parameters trainable."""
-        for weight in module.parameters():
-            if not weight.is_floating_point():
-                continue
+        for weight in filter(torch.is_floating_point, module.parameters()):
             self._known[id(weight)] = weight
             if not weight.requires_grad:
                 weight.requires_grad_(True)

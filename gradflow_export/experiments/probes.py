@@ -65,18 +65,14 @@ class EvalMode(Intervention):
 
 
 class Outputs(Intervention):
-    """Takes a number of what each layer without children gives in each of the first steps, in the order of the calls.
-
-    Attributes:
-        told: For each step the layers' names and their numbers.
-    """
+    """Takes a number of what each layer without children gives in each of the first steps, in the order of calls."""
 
     STEPS, CALLS = 30, 48
 
     def __init__(self) -> None:
         super().__init__()
         self.acted = True
-        self.told: list[list[tuple[str, int]]] = [[]]
+        self._sums: list[list[tuple[str, int]]] = [[]]
 
     def root(self, module: nn.Module) -> None:
         """Hook them."""
@@ -87,16 +83,20 @@ class Outputs(Intervention):
     def after_step(self, optimizer: Optimizer) -> None:
         """Begin a new step."""
         del optimizer
-        if len(self.told) < self.STEPS:
-            self.told.append([])
+        if len(self._sums) < self.STEPS:
+            self._sums.append([])
         else:
             self.CALLS = 0
 
+    def told(self) -> dict[str, Any]:
+        """Return for each step the layers' names and their numbers."""
+        return {"outputs": self._sums}
+
     def _note(self, name: str, output: Any) -> None:
-        if len(self.told[-1]) < self.CALLS:
+        if len(self._sums[-1]) < self.CALLS:
             # The sum may hide a difference; its bits hardly ever do.
             sums = [float(each.detach().double().sum()) for each in tensors([output])]
-            self.told[-1].append((name[-NAMED:], crc32(repr(sums).encode())))
+            self._sums[-1].append((name[-NAMED:], crc32(repr(sums).encode())))
 
 
 class GradientNoise(Intervention):
@@ -138,14 +138,13 @@ class GradientNoise(Intervention):
                 self._sums[id(weight)] = self._sums.get(id(weight), 0.0) + gradient
                 self._squares += float(gradient.square().sum())
 
-    @property
-    def told(self) -> tuple[int, float, float]:
-        """The batch, the variance of a gradient summed over its entries, and the squared norm of their mean."""
+    def told(self) -> dict[str, Any]:
+        """Return the batch, the variance of a gradient summed over its entries, and the squared norm of their mean."""
         count = max(self._steps, 2)
         whole = sum(float(each.square().sum()) for each in self._sums.values())
         spread = max(self._squares - whole / count, 0.0) / (count - 1)
         # What the mean has of the noise is no signal.
-        return self.samples, spread, max(whole / count**2 - spread / count, 0.0)
+        return {"noise": (self.samples, spread, max(whole / count**2 - spread / count, 0.0))}
 
 
 class Causality(Intervention):
@@ -174,6 +173,10 @@ class Causality(Intervention):
                     member.training = mode
                 self._busy = False
         return args, kwargs
+
+    def told(self) -> dict[str, Any]:
+        """Return the change."""
+        return {"future": self.change}
 
     def _compare(self, module: nn.Module, args: Any, kwargs: Any) -> float | None:
         first = next((each for each in tensors([args, kwargs]) if _is_sequence(each)), None)

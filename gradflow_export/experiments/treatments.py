@@ -286,7 +286,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         do.Clipped,
         "rare large steps that undo earlier training",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before optimizer.step()",
-        (_T.EXPLODING, _T.LOSS_SPIKE, _T.RECURRENT_SUPERCRITICAL),
+        (_T.LOSS_SPIKE, _T.EXPLODING, _T.RECURRENT_SUPERCRITICAL),
     ),
     Treatment(
         "the other axis for time",
@@ -335,11 +335,16 @@ TREATMENTS: tuple[Treatment, ...] = (
 """Every treatment, in the order in which they are tried."""
 
 COMBINED: tuple[tuple[str, ...], ...] = (
+    ("the mean of the loss", "learning rate x 10"),
+    ("the mean of the loss", "learning rate x 100"),
     ("ReLU instead of sigmoid and tanh", "Kaiming initialization", "Adam with 1e-3"),
     ("layer norm after each layer", "Adam with 1e-2"),
     ("standardize the inputs", "Kaiming initialization", "Adam with 1e-3"),
 )
-"""What is tried together once nothing helps alone; then parts are taken away again."""
+"""What is tried together once nothing helps alone; then parts are taken away again.
+
+What begins with an exact treatment is tried with the single ones: a loss that is a mean needs another rate.
+"""
 
 
 def find(name: str) -> Treatment:

@@ -24,10 +24,8 @@ from gradflow_export.experiments import target as programs
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.measure import Returns
-from gradflow_export.experiments.mending.passages import OpenPassages
 from gradflow_export.experiments.patient import Patient
 from gradflow_export.experiments.plan import Plan, left_to_default
-from gradflow_export.experiments.probes import Causality, GradientNoise, Outputs
 from gradflow_export.experiments.runs import Request, Result, unpacked_request
 from gradflow_export.experiments.sandbox import die_with_parent, end_tree, lead_tree, silence, tree_use
 from gradflow_export.experiments.treatments import find
@@ -121,20 +119,9 @@ class Trunk:
             printed = os.read(self._printed, os.fstat(self._printed).st_size).decode(errors="replace")
             measured = self._measure.read(printed)[-MEASURED_VALUES:]
         course, used = self._patient.course, os.times()
-        facts: dict[str, Any] = {}
+        facts: dict[str, Any] = {"places": len(course.places), "penalized": self._patient.penalized}
         for each in self._changes:
-            if isinstance(each, Facts):
-                facts.update(each.told(), places=len(course.places), penalized=self._patient.penalized)
-            elif isinstance(each, Causality):
-                facts["future"] = each.change
-            elif isinstance(each, GradientNoise):
-                facts["noise"] = each.told
-            elif isinstance(each, Outputs):
-                facts["outputs"] = each.told
-            elif isinstance(each, OpenPassages):
-                facts["opened"] = each.opened
-            elif isinstance(each, Watch):
-                facts["found"] = each.told()
+            facts.update(each.told())
         assert self._request is not None
         # A message that is longer than the wire takes would be cut off within it.
         error = error[-_PRINTED:] if course.finite else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
@@ -56,11 +57,11 @@ class Watch(Intervention):
         for exporter in self._exporters:
             exporter.close()
 
-    def told(self) -> list[tuple[str, str]]:
-        """Return type and cause of each issue that no other explains, ready for JSON."""
+    def told(self) -> dict[str, Any]:
+        """Return type and cause of each issue that no other explains."""
         self.measure()
         found = with_causes(issue for exporter in self._exporters for issue in exporter.issues)
-        return [(str(issue.issue_type), issue.cause) for issue in unexplained(found)]
+        return {"found": [(str(issue.issue_type), issue.cause) for issue in unexplained(found)]}
 
 
 def watch(model: nn.Module) -> Exporter:

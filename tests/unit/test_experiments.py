@@ -516,6 +516,17 @@ def test_what_an_issue_says_of_a_cure_is_not_printed_again():
     assert not any("patch" in line for line in lines(verdict, [told]))
 
 
+def test_a_cure_is_reported_once_with_the_finding_that_asked_for_it():
+    """What else it explains is listed there, and makes no second finding of it."""
+    cure = Trial(("classes last before flattening",), dict.fromkeys(range(3), 0.1), mistake=True)
+    verdict = Verdict(Training(0, 80, 1), 60, baseline=Baseline((1.0,) * 3, (1.0,) * 3), trials=[cure], cures=[cure])
+    mixed = Issue(IssueType.WRONG_LOSS, Severity.HIGH, "loss", 1, 1.0, 1.0, "positions are mixed.", "movedim")
+    went = Issue(IssueType.DATA_SCALE, Severity.MEDIUM, "input", 5, 1.0, 1.0, "far.", "look", healed_step=9)
+    (told,) = weighed([mixed, went], verdict)
+    assert told.issue_type is IssueType.WRONG_LOSS
+    assert told.message.endswith("Also seen: DATA_SCALE in input.")
+
+
 def test_cells_of_a_notebook_are_run_without_lines_for_the_shell(tmp_path):
     """Magic lines become ``pass``, so that the code around them keeps its lines."""
     path = tmp_path / "train.ipynb"

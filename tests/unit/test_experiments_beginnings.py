@@ -163,7 +163,7 @@ def test_a_model_that_is_trained_and_gets_no_gradient_is_cut_off():
     output = change.left(encoder, encoder(x))
     assert change.handed(output)
     assert not change.handed(head(output))
-    assert change.opened
+    assert change.told()["opened"]
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.float32])

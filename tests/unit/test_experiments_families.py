@@ -197,11 +197,11 @@ def test_the_noise_of_a_gradient_says_which_batch_is_large_enough():
         weight.grad = 3 + 2 * torch.randn(4000, generator=generator)
         change.before_step(optimizer)
         change.measure()
-    samples, spread, signal = change.told
+    samples, spread, signal = change.told()["noise"]
     assert samples == 8
     assert spread / 4000 == pytest.approx(4, rel=0.1)
     assert signal / 4000 == pytest.approx(9, rel=0.1)
-    answer = _noise(Result(1, facts={"noise": change.told}), 60)
+    answer = _noise(Result(1, facts=change.told()), 60)
     assert "both are equal at about 4 (" in answer.text
     assert answer.bars["batch of 16"] == pytest.approx(0.5 * answer.bars["batch of 8"])
     assert "same gradient" in _noise(Result(1, facts={"noise": (8, 0.0, 1.0)}), 60).text
@@ -218,7 +218,7 @@ def test_the_layer_in_which_two_runs_begin_to_differ_is_named():
         for step in range(2):
             twin[2](twin[1](twin[0](torch.ones(1, 2))) + extra * step)
             change.after_step(None)
-        told.append(Result(1, (1.0, 1.0 + extra), facts={"outputs": change.told}))
+        told.append(Result(1, (1.0, 1.0 + extra), facts=change.told()))
     assert "first difference is in step 2, in 2" in _determinism(*told).text
     assert "bit for bit" in _determinism(told[0], told[0]).text
 

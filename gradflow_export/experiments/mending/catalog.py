@@ -166,6 +166,20 @@ MENDED: tuple[Treatment, ...] = (
         causes=frozenset({known.COSINES_IN_CE}),
     ),
     Treatment(
+        "another temperature",
+        MENDING,
+        scores.Tempered,
+        "a temperature of the softmax that is far too high or too low",
+        "temperature *= scores.std(dim=1).median()  # scores of the first batch, divided by the temperature: these "
+        "should differ by about 1; 0.05 to 0.2 for cosine similarities",
+        (_T.WRONG_LOSS, _T.NOT_LEARNING),
+        # A flat softmax that learns all the same is a choice.
+        evident=lambda facts: (
+            0 < facts["tempered"] < scores.FLAT * (not facts.get("learns")) or facts["tempered"] > scores.SHARP
+        ),
+        causes=frozenset({"temperature"}),
+    ),
+    Treatment(
         "each word against the next one",
         MENDING,
         labels.MovedOn,
@@ -222,9 +236,11 @@ MENDED: tuple[Treatment, ...] = (
         "no norm over a single number",
         MENDING,
         passages.OpenNorms,
-        "normalization over a single value, whose output is always its bias",
-        "# remove LayerNorm(1), and GroupNorm(c, c) at spatial size 1, or normalize over more values",
-        (_T.CAPACITY,),
+        "normalization over a single value, whose output is always its bias, or over a batch of a few",
+        "# remove LayerNorm(1), and GroupNorm(c, c) at spatial size 1, or normalize over more values; for batches of "
+        "two to four samples torch.nn.GroupNorm(1, c) in place of BatchNorm",
+        (_T.CAPACITY, _T.NOT_LEARNING),
+        evident=lambda facts: facts["starved"] > 0,
     ),
     Treatment(
         "let gradients pass",

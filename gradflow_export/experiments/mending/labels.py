@@ -27,18 +27,24 @@ KEPT = 16
 """Answers of models that are remembered."""
 
 
-class Answers:
-    """What models gave since the last step, so that it is known again where only its numbers are left."""
+class Remembering(Intervention):
+    """Remembers what models answered since the last step, so that it is known where only its numbers are left."""
+
+    stays = True
 
     def __init__(self) -> None:
+        super().__init__()
         self._given: list[Tensor] = []
 
-    def take(self, output: Any) -> None:
-        """Remember the tensors in an output through which gradients flow."""
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """Remember the tensors in an answer through which gradients flow."""
+        del module
         self._given = [*self._given, *(each for each in tensors([output]) if each.requires_grad)][-KEPT:]
+        return output
 
-    def clear(self) -> None:
-        """Forget them."""
+    def after_step(self, optimizer: Any) -> None:
+        """Forget what was answered before it."""
+        del optimizer
         self._given = []
 
     def like(self, tensor: Tensor) -> Tensor | None:
@@ -49,27 +55,6 @@ class Answers:
             if alike and torch.equal(each.detach().reshape(-1), flat):
                 return each.reshape(tensor.shape)
         return None
-
-
-class Remembering(Intervention):
-    """Remembers what models answered since the last step."""
-
-    stays = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._answers = Answers()
-
-    def left(self, module: nn.Module, output: Any) -> Any:
-        """Remember the answer."""
-        del module
-        self._answers.take(output)
-        return output
-
-    def after_step(self, optimizer: Any) -> None:
-        """Forget what was answered before it."""
-        del optimizer
-        self._answers.clear()
 
 
 class SignedLabels(Remembering):
@@ -91,7 +76,7 @@ class SignedLabels(Remembering):
         return args, kwargs
 
     def _answered(self, answer: Tensor, labels: Tensor) -> bool:
-        return answer.numel() == labels.numel() > 1 and self._answers.like(answer) is not None
+        return answer.numel() == labels.numel() > 1 and self.like(answer) is not None
 
     def _signed(self, labels: Any) -> Any:
         if not isinstance(labels, Tensor) or not bool(((labels == 0) | (labels == 1)).all()):

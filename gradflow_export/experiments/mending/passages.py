@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.autograd_graph.nodes import below, kind_of
@@ -16,7 +17,9 @@ from gradflow_export.experiments.mending.labels import Remembering
 from gradflow_export.experiments.mending.losses import LOSSES, first
 from gradflow_export.experiments.model_edits import LAYERS, tensors
 
-NORMS = frozenset(("layer_norm", "group_norm", "rms_norm"))
+NORMS = frozenset(("layer_norm", "group_norm", "rms_norm", "batch_norm"))
+FEW = 4
+"""Values of a channel up to which a batch norm says little but their signs."""
 SUMS = frozenset(("__add__", "__radd__", "__iadd__", "add"))
 SHORT = frozenset((torch.bfloat16, torch.float16))
 
@@ -41,10 +44,9 @@ class OpenPassages(Remembering):
         self._trained.update(map(id, weights(optimizer)))
         self._reached.update(id(weight) for weight in weights(optimizer) if weight.grad is not None)
 
-    @property
-    def opened(self) -> bool:
-        """Whether there is a model that no gradient reached, although it is trained."""
-        return any(self._cut.values())
+    def told(self) -> dict[str, Any]:
+        """Return whether there is a model that no gradient reached, although it is trained."""
+        return {"opened": any(self._cut.values())}
 
     def cut(self, module: nn.Module) -> bool:
         """Return whether no gradient reached it in the first step, although it is trained."""
@@ -71,7 +73,7 @@ class OpenPassages(Remembering):
         if name not in LOSSES or any(each.requires_grad for each in tensors([args, dict(kwargs)])):
             return args, kwargs
         given, put = first(args, kwargs)
-        answer = None if given is None else self._answers.like(given)
+        answer = None if given is None else self.like(given)
         if answer is None:
             return args, kwargs
         self.acted = True
@@ -195,23 +197,32 @@ class BentBetween(Intervention):
 
 
 class OpenNorms(Intervention):
-    """Leaves norms over a single number away: whatever it is, they return their bias."""
+    """Leaves norms over a single number away, which return their bias whatever it is.
+
+    A batch norm in training over a few numbers normalizes each sample instead.
+    """
 
     stays = True
 
     def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
-        """Return what the norm was given."""
-        given_to = args[0] if args else kwargs.get("input")
-        if name not in NORMS or not isinstance(given_to, Tensor):
+        """Return what the norm was given, or that of each sample."""
+        if not starved(name, args, kwargs):
             return given
-        over = args[1] if len(args) > 1 else kwargs.get("num_groups", kwargs.get("normalized_shape"))
-        if name == "group_norm":
-            # A group is over its channels and all places.
-            alone = isinstance(over, int) and given_to[:1].numel() == over
-        else:
-            alone = over is not None and math.prod(over) == 1
-        self.acted |= alone
-        return given_to if alone else given
+        self.acted, given_to = True, args[0] if args else kwargs["input"]
+        return functional.group_norm(given_to, 1, *args[3:5]) if name == "batch_norm" else given_to
+
+
+def starved(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a norm has a single number to normalize, or in training the few of a small batch."""
+    given = args[0] if args else kwargs.get("input")
+    if name not in NORMS or not isinstance(given, Tensor):
+        return False
+    if name == "batch_norm":
+        return bool(args[5:6] and args[5]) and given.numel() <= FEW * given.shape[1] and given[:1].numel() > 1
+    over = args[1] if len(args) > 1 else kwargs.get("num_groups", kwargs.get("normalized_shape"))
+    # A group is over its channels and all places.
+    alone = given[:1].numel() if name == "group_norm" else over is not None and math.prod(over)
+    return alone == (over if name == "group_norm" else 1)
 
 
 _LINEAR = ("Addmm", "Mm", "Bmm", "Convolution", "Linear", "MkldnnConvolution", "CudnnConvolution")

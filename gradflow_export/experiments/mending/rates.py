@@ -1,19 +1,27 @@
-"""Treatments for learning rates that differ between parameter groups, and for a limit of the gradient."""
+"""Treatments for steps of the wrong size: rates of groups, a limit of the gradient, and a loss that is summed."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.experiments.interventions import FullRate, GroupOption, KeptGradients
+from gradflow_export.autograd_graph.loss_shape import factor_of, shape_of
+from gradflow_export.autograd_graph.nodes import Node, Op, below, kind_of, sources
+from gradflow_export.experiments.interventions import FullRate, GroupOption, Intervention, KeptGradients
 from gradflow_export.experiments.mending.treatment import EXACT, TUNING, Treatment
 from gradflow_export.records.issues import IssueType
 
 _T = IssueType
 TIGHT = 0.1
 """Share of the gradient's norm that clipping leaves below which it may be the cause."""
+
+
+MANY = 16
+"""Terms that a loss adds up from which on their sum may be the cause."""
 
 
 class OneRate(GroupOption):
@@ -37,6 +45,34 @@ class KeptToOne(KeptGradients):
         nn.utils.clip_grad_norm_([weight for weight, _ in self._before], 1.0)
 
 
+class MeanLoss(Intervention):
+    """Differentiates the mean of what a loss adds up."""
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Divide it by the number of its terms."""
+        count = terms(args[0].grad_fn) if name == "backward" else 1.0
+        if not count >= MANY:
+            return args, kwargs
+        self.acted = True
+        return (args[0] / count, *args[1:]), kwargs
+
+
+def terms(node: Node) -> float:
+    """Return how many numbers a loss adds up, times what multiplies them; 1 of a mean, NaN where that is no number."""
+    factor = 1.0
+    while kind_of(node) in {Op.DIV, Op.MUL, Op.NEG}:
+        factor *= 1.0 if kind_of(node) == Op.NEG else abs(factor_of(node))
+        node = below(node)
+    if kind_of(node) == Op.ADD:
+        return factor * max(map(terms, sources(node)), default=1.0)
+    # The reduction "sum" has the number 2.
+    if kind_of(node) != Op.SUM and getattr(node, "_saved_reduction", 1) != 2:
+        return factor
+    shape = shape_of(below(node))
+    # Of the scores of all classes one counts.
+    return factor * math.prod(shape) / (shape[1] if kind_of(node) in {Op.NLL_LOSS, Op.NLL_LOSS_2D} else 1)
+
+
 LIMITS: tuple[Treatment, ...] = (
     Treatment(
         "clip gradients to norm 1 instead",
@@ -47,6 +83,16 @@ LIMITS: tuple[Treatment, ...] = (
         (_T.LEARNING_RATE, _T.NOT_TRAINING),
         lambda facts: 0 < facts["kept"] < TIGHT,
         of_loop=True,
+    ),
+    Treatment(
+        "the mean of the loss",
+        EXACT,
+        MeanLoss,
+        "a loss that is a sum over the batch, so that its gradient grows with the batch",
+        "loss = criterion(outputs, targets)  # with reduction='mean', or loss.mean() in place of loss.sum()",
+        (_T.LEARNING_RATE, _T.WRONG_LOSS, _T.EXPLODING, _T.NUMERICAL, _T.UNSTABLE, _T.DIVERGING),
+        lambda facts: facts["terms"] >= MANY,
+        evident=lambda facts: facts["terms"] >= MANY,
     ),
 )
 

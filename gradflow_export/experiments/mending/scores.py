@@ -6,14 +6,21 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from gradflow_export.autograd_graph.loss_shape import SHAPES, factor_of
+from gradflow_export.autograd_graph.nodes import Op, below, kind_of
 from gradflow_export.experiments.interventions import Intervention
-from gradflow_export.experiments.mending.losses import first
+from gradflow_export.experiments.mending.losses import ENTROPIES, first
 
 SOFTMAXES = frozenset(("softmax", "log_softmax"))
 FLATTENED = frozenset(("view", "reshape"))
 CLAMPS = frozenset(("clamp", "clip"))
 EDGE = 0.01
 """What the bounds of clamped probabilities may be apart from 0 and 1."""
+COLD, HOT = 0.005, 10.0
+"""Temperatures from which on, either way, they may be the cause."""
+FLAT, SHARP = 0.1, 20.0
+"""Spread of a sample's first scores, divided by such a temperature, from which on, either way, it is evident."""
+_PASSED = SHAPES | {Op.COPY_SLICES, Op.MASKED_FILL}
 
 
 class WithinSamples(Intervention):
@@ -80,6 +87,41 @@ class NoClamp(Intervention):
             return given
         self.acted = True
         return low + (high - low) * args[0].sigmoid()
+
+
+class Tempered(Intervention):
+    """Divides scores so that those of a sample first have a spread of 1, where the script has a temperature."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._factor = 0.0
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Scale what a cross-entropy is given, by the same number each time."""
+        given, put = first(args, kwargs)
+        spread = tempered(name, args, kwargs)
+        if given is None or not spread:
+            return args, kwargs
+        self._factor, self.acted = self._factor or 1 / spread, True
+        return put(given * self._factor)
+
+
+def tempered(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+    """Return the spread of a sample's scores that an extreme temperature divides before a cross-entropy, else 0."""
+    given, _ = first(args, kwargs)
+    if name not in ENTROPIES or given is None or given.dim() < 2:
+        return 0.0
+    node = given.grad_fn
+    while kind_of(node) in _PASSED:
+        node = below(node)
+    if not (0 < factor_of(node) <= 1 / HOT or factor_of(node) >= 1 / COLD):
+        return 0.0
+    # Typical ones, so that scores that were masked do not count.
+    scores = given.detach().double()
+    spread = float((scores - scores.median(1, keepdim=True).values).abs().median(1).values.median())
+    return spread if math.isfinite(spread) else 0.0
 
 
 def _axis(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
