@@ -405,7 +405,8 @@ class Loop:
             self.pools = [*self.pools[-3:], some]
             joined = {n: [row for pool in self.pools for row in pool[n]] for n in self.blocks}
             out |= {"block.effective_rank": {n: twins.effective_rank(rows) for n, rows in joined.items()},
-                    "block.stable_rank": {n: twins.stable_rank(rows) for n, rows in joined.items()}}  # fmt: skip
+                    "block.stable_rank": {n: twins.stable_rank(rows) for n, rows in joined.items()},
+                    "block.rank_rows": {n: float(len(rows)) for n, rows in joined.items()}}  # fmt: skip
         values = list(norms.values())
         gains, logs = twins.gains(values), twins.log_gains(values)
         sites = list(norms)[1:]

@@ -21,7 +21,7 @@ from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.moments import EpsilonDominated, LongMomentum, OutdatedSecondMoment
 from gradflow_export.rules.numerical import Numerical
 from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse
-from gradflow_export.rules.progress import LostUpdates, RoundedUpdates, Stagnation, TakenBack
+from gradflow_export.rules.progress import LostUpdates, Stagnation, TakenBack
 from gradflow_export.rules.recurrent import Subcritical, Supercritical
 from gradflow_export.rules.replicas import Desync
 from gradflow_export.rules.rotation import Rotation
@@ -108,7 +108,6 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         ExcessExploration(),
         Rotation(),
         Desync(),
-        RoundedUpdates(),
         LearningRate(),
         RateLeap(),
         UnevenSteps(),

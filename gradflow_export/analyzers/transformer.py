@@ -18,8 +18,9 @@ from gradflow_export.engine.build import is_compiled
 from gradflow_export.hooks.discover import unwrap
 from gradflow_export.instruments.attention import AttentionInstrument
 from gradflow_export.records.step_record import Issue, Reading
-from gradflow_export.rules.attention import FixedDiversity, FixedEntropy, layer_of
+from gradflow_export.rules.attention import FixedEntropy, layer_of
 from gradflow_export.rules.base import Rule, number
+from gradflow_export.rules.seed import FixedDiversity
 from gradflow_export.validation import check_number
 
 Weights = npt.NDArray[np.floating]

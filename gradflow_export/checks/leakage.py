@@ -244,9 +244,9 @@ def across_samples(term: Term, graph: Graph, names: Mapping[int, str]) -> dict[s
     out: dict[str, float] = {}
     for node in graph.nodes if data else ():
         shape = shape_of(node) if kind_of(node) in {Op.SOFTMAX, Op.SAFE_SOFTMAX} else ()
-        if len(shape) < 3 or dim_of(node) != 0 or shape[0] != count or count in shape[1:] or max(shape[1:]) == 1:
+        if len(shape) < 2 or dim_of(node) != 0 or shape[0] != count or count in shape[1:] or max(shape[1:]) == 1:
             continue
-        if any(_is_batch(entered, count, shape[1]) for entered in data):
+        if any(_is_batch(entered, shape) for entered in data):
             out[_owner_below(node, names)] = float(count)
     return out
 
@@ -281,12 +281,21 @@ def _data(node: Node) -> Tensor | None:
     return saved(node, attribute) if attribute and below(node, place) is None else None
 
 
-def _is_batch(entered: Tensor | None, count: int, places: int) -> bool:
-    """Whether what enters a layer has a row for each of so many samples, with places in it, or one for each place."""
+def _is_batch(entered: Tensor | None, shape: tuple[int, ...]) -> bool:
+    """Whether what enters a layer has a row for each sample, with places in it, or one for each place.
+
+    Args:
+        entered: What comes from outside.
+        shape: Of scores, samples first; where each sample has one number per place, their count has to be that of what
+            entered, for these numbers may be of classes.
+    """
     if entered is None or entered.dim() < 2:
         return False
-    several = entered.dim() > 2 or not entered.is_floating_point()
-    return entered.shape[0] == (count if several else count * places)
+    words = not entered.is_floating_point()
+    if entered.dim() == 2 and not words:
+        return entered.shape[0] == shape[0] * shape[1]
+    places = entered.shape[1:] if words else entered.shape[1:-1]
+    return entered.shape[0] == shape[0] and (len(shape) > 2 or shape[1] in places)
 
 
 def _told(

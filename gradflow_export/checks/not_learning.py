@@ -10,7 +10,17 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import fell, fell_since, layers_of, no_better, none_better, past, seen, still_falls
+from gradflow_export.rules.evidence import (
+    constant_level,
+    fell,
+    fell_since,
+    layers_of,
+    no_better,
+    none_better,
+    past,
+    seen,
+    still_falls,
+)
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import solved
 
@@ -55,7 +65,8 @@ class NotLearning(Check):
     prediction by ``open`` or more, the model must have come down by ``half`` of that, or be on its way: a loss that
     falls would get there within ``soon`` times the steps so far. Below ``hardly`` the severity is MEDIUM. It is LOW
     above it, while the learning rate rises, before step ``patient`` if anything was learned, and if the loss falls:
-    many losses fall slowly at first, so a straight line through them ends too high.
+    many losses fall slowly at first, so a straight line through them ends too high. What was learned by then and is
+    lost again is DIVERGING, or is learned anew.
 
     For any loss: a model whose outputs are equal for all samples of a batch, up to rounding, although the inputs
     differ, in ``readings`` consecutive readings, does not use its inputs, or averages over the samples.
@@ -88,6 +99,7 @@ class NotLearning(Check):
         open: Minimum fraction of the loss of the best constant prediction that a closed-form fit takes off.
         half: Fraction of that which the model must have learned.
         hardly: Fraction of that below which the severity is MEDIUM.
+        level_of: Number of losses whose median is the level of the run at some step.
         soon: Maximum number of further steps, as a multiple of the steps so far.
         readings: Number of readings used.
         heal: High, because a fall by chance over a few readings is not learning.
@@ -102,6 +114,7 @@ class NotLearning(Check):
     open: float = 0.3
     half: float = 0.6
     hardly: float = 0.4
+    level_of: int = 20
     soon: float = 3.0
     readings: int = 5
     heal: int = 15
@@ -192,14 +205,18 @@ class NotLearning(Check):
     def _left(self, record: StepRecord, history: History, site: str) -> tuple[Finding, ...]:
         """Report a model that has not learned, nor will soon, most of what a closed-form fit has."""
         fits, shares = past(history, "target.attained", site)[-2:], past(history, "loss.over_constant", site)
-        if len(fits) < 2 or len(shares) < 2 * self.readings or self._plays(history, site):
+        past_losses = history.run("loss").whole()[1]
+        if len(fits) < 2 or min(len(shares), len(past_losses)) < 2 * self.readings or self._plays(history, site):
             return ()
-        fit, share = 1.0 - median(fits), median(shares[-self.readings :])
-        if fit < self.open or 1.0 - share >= self.half * fit:
-            return ()
+        fit, lately = 1.0 - median(fits), shares[-self.readings :]
+        # Beside terms whose weights may change, as those of two mixed targets, the best reading counts.
+        share = median(lately) if seen(record, "loss.known", site) else float(lately.min())
+        levels = np.lib.stride_tricks.sliding_window_view(past_losses, min(self.level_of, len(past_losses)))
+        best = float(np.median(levels, axis=1).min()) / constant_level(history)
+        if fit < self.open or 1.0 - share >= self.half * fit or 1.0 - best >= self.half * fit:
+            return ()  # what was learned and is lost again is not left to learn
         # The losses of the later two thirds, of which there are many, or the readings of one term of several.
         series = history.at_sites("loss.over_constant")
-        past_losses = history.run("loss").whole()[1]
         past_losses, steps = past_losses[len(past_losses) // 3 :], record.step / 3.0
         if len(series.sites) > 1 or past_losses.min(initial=np.inf) <= 0:
             past_losses, steps = shares, float(np.ptp(series.steps[-len(shares) :])) / 2.0

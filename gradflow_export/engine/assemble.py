@@ -127,7 +127,7 @@ class Assembler:
         if step > self._last_rank_step + POOLED_BATCHES:
             self._pools = {}
         self._last_rank_step = step
-        found: dict[str, tuple[float, float]] = {}  # a block is called once more where two optimizers step in turn
+        found: dict[str, tuple[float, float, int]] = {}  # a block is called once more where two optimizers step in turn
         for site, rows in samples:
             pool = self._pools.setdefault(site, deque(maxlen=POOLED_BATCHES))
             if pool and pool[0].shape[1] != rows.shape[1]:
@@ -137,11 +137,11 @@ class Assembler:
                 pool.popleft()
             joined = np.concatenate(pool)
             if len(joined) > 1:  # one row is no spread that could have directions
-                found[site] = ranks(joined)
+                found[site] = *ranks(joined), len(joined)
         if not found:
             return
-        yield Reading.of("block.effective_rank", list(found), [effective for effective, _ in found.values()])
-        yield Reading.of("block.stable_rank", list(found), [stable for _, stable in found.values()])
+        for place, name in enumerate(("effective_rank", "stable_rank", "rank_rows")):
+            yield Reading.of(f"block.{name}", list(found), [values[place] for values in found.values()])
 
 
 class _Unclipped(NamedTuple):

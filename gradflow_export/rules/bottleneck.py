@@ -110,7 +110,11 @@ class RankBottleneck(Rule):
     the rule does not apply once the loss is solved. A layer that starts at 0 gains its rank step by step and must have
     a skip connection around it to learn at all.
 
-    Source: effective rank, Roy and Vetterli 2007, EUSIPCO.
+    A convolution has one row per position, a linear layer after it one per sample, and n rows span n - 1 directions at
+    most. The input counts with the rank that as few rows as those of the output would have shown,
+    ``1 / rank + 1 / (n - 1)`` being the inverse of what n rows show.
+
+    Source: effective rank, Roy and Vetterli 2007, EUSIPCO; of few rows, Litwin-Kumar et al. 2017, Neuron 93.
 
     Attributes:
         ratio: Maximum fraction of the preceding block's effective rank.
@@ -143,9 +147,13 @@ class RankBottleneck(Rule):
         return tuple(finding for finding in found if finding is not None and blank.isdisjoint(finding.layers))
 
     def _judge(self, record: StepRecord, links: Chain, waist: float) -> Finding | None:
-        ranks = np.exp(links.logs)
+        ranks, rows = np.exp(links.logs), reading_of(record, "block.rank_rows").as_dict()
+        unseen = np.array([1.0 / max((rows.get(site) or math.inf) - 1.0, 1.0) for site in links.sites])
         for index in range(1, len(ranks) - (links.ends is not False)):
-            before, after, block = float(ranks[index - 1]), float(ranks[index]), links.sites[index]
+            after, block = float(ranks[index]), links.sites[index]
+            # What as few rows as those of the output would have shown of the input.
+            fewer = max(float(unseen[index] - unseen[index - 1]), 0.0)
+            before = float(ranks[index - 1]) / (1.0 + fewer * float(ranks[index - 1]))
             if links.joined is not None and not links.joined[index - 1]:
                 continue
             if (

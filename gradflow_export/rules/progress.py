@@ -183,7 +183,8 @@ class LostUpdates(Rule):
     """Report runs in low precision, or on declared quantization grids, whose updates are mostly lost to rounding.
 
     The intended update is compared with the actual change of each entry. This also detects models in which a few
-    weights still change, and earlier than waiting for weights that stay constant.
+    weights still change, and earlier than waiting for weights that stay constant. A severe one is NOT_TRAINING, which
+    explains the STAGNATION; a grid that the user declared is no mistake.
 
     Source: Zamirai et al. 2020, arXiv:2010.06192.
 
@@ -221,36 +222,19 @@ class LostUpdates(Rule):
             f"{number(100 * share)} % of the optimizer's updates left the weights unchanged ({some(layers)}): "
             f"{ROUNDING}."
         )
-        return (
-            Finding(
-                IssueType.STAGNATION,
-                Severity.HIGH if grave else Severity.MEDIUM,
-                layers,
-                share,
-                self.most,
-                message,
-                _OFF_GRID if _on_grids(record) else _ADVICE[ROUNDING],
-                cause=ROUNDING,
-                follows_from=(IssueType.VANISHING,),
-            ),
+        finding = Finding(
+            IssueType.STAGNATION,
+            Severity.HIGH if grave else Severity.MEDIUM,
+            layers,
+            share,
+            self.most,
+            message,
+            _OFF_GRID if _on_grids(record) else _ADVICE[ROUNDING],
+            cause=ROUNDING,
+            follows_from=(IssueType.VANISHING,),
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundedUpdates(LostUpdates):
-    """Report runs whose updates are lost to rounding as not training."""
-
-    name: ClassVar[str] = "rounded-updates"
-
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the updates of this record; a grid that the user declared is no mistake."""
-        if _on_grids(record):
-            return ()
-        return tuple(
-            replace(finding, issue_type=IssueType.NOT_TRAINING, origin=ROUNDING)
-            for finding in super().check(record, history)
-            if finding.severity is Severity.HIGH
-        )
+        whole = grave and not _on_grids(record)
+        return (*([replace(finding, issue_type=IssueType.NOT_TRAINING, origin=ROUNDING)] if whole else []), finding)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ class _Fixed(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class _OfParameters(_Fixed):
-    """A fixed threshold of the one metric in ``needs``, a number of each parameter; see :class:`_Fixed`.
+    """A fixed threshold of the one metric in ``needs``, a number of each parameter or layer; see :class:`_Fixed`.
 
     Frozen parameters are left out by those that remember ``parameter.trainable``.
     """
@@ -175,6 +175,30 @@ class FixedDead(_OfParameters):
         "up to {percent} % of the gradient entries of {layers} are zero.",
         "check for dead ReLU units (nn.LeakyReLU(0.01)); zero rows are normal in an embedding, for entries "
         "that were not looked up.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedDiversity(_OfParameters):
+    """Report layers whose head diversity is below a given threshold.
+
+    Attributes:
+        threshold: Least diversity.
+    """
+
+    threshold: float = 0.3
+    patience: int = 3
+    heal: int = 3
+    cooldown: int = 20
+
+    name: ClassVar[str] = "fixed-head-diversity"
+    needs: ClassVar[tuple[str, ...]] = ("attention.diversity",)
+    least: ClassVar[bool] = True
+    said: ClassVar[_Said] = _Said(
+        IssueType.HEAD_REDUNDANCY,
+        Severity.MEDIUM,
+        "the head diversity of {layers} is as low as {value}; the threshold given is {limit}.",
+        "try fewer heads in these layers: if the loss is the same, the other heads were redundant.",
     )
 
 

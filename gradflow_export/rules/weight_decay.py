@@ -19,7 +19,7 @@ from gradflow_export.rules.signals import stuck
 
 @dataclass(frozen=True, kw_only=True)
 class WeightDecay(Rule):
-    """Report runs that learn little, in which half of the weights lose half of their norm within a few hundred steps.
+    """Report runs that learn little, in which most of the weights lose half of their norm within a few hundred steps.
 
     Learning changes weights in both directions; only decay shrinks all of them together, and this fast only if decay
     dominates the updates. With a usual decay, a weight without a gradient takes ten thousand steps to halve. Not judged
@@ -33,7 +33,7 @@ class WeightDecay(Rule):
     Attributes:
         shrunk: Fraction of its initial norm to which a weight has shrunk.
         steps: Number of steps within which it does.
-        share: Minimum fraction of the weights.
+        share: Fraction of the weights that is exceeded: learning alone may shrink the last of two.
         usual: Minimum and maximum initial gain of the weights that are judged.
         level: Minimum loss, as a fraction of that of the best constant prediction.
         gone: Fraction of its norm at which a weight counts as nearly 0.
@@ -80,7 +80,7 @@ class WeightDecay(Rule):
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)
         left = np.where(told, now / np.where(told, begun, 1.0), 1.0)
         share = float(np.count_nonzero(left <= self.shrunk) / len(left))
-        if share < self.share or history.run("gain.depth").first < math.log(self.faded):
+        if share <= self.share or history.run("gain.depth").first < math.log(self.faded):
             return ()  # at nearly every record; what follows takes longer
         level, typical = constant_level(history), median(left)
         loss = history.run("loss")

@@ -16,9 +16,10 @@ from gradflow_export.profiles import PROFILES, THRESHOLDS, profile
 from gradflow_export.records.catalog import CATALOG
 from gradflow_export.records.evidence import evidence_of
 from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
-from gradflow_export.rules.attention import FixedDiversity, FixedEntropy
+from gradflow_export.rules.attention import FixedEntropy
 from gradflow_export.rules.history import History
 from gradflow_export.rules.judge import Judge
+from gradflow_export.rules.seed import FixedDiversity
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # arithmetic with NaN and Inf is left to nobody
 ASKED_FOR = (FixedEntropy(), FixedDiversity())

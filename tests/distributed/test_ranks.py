@@ -15,7 +15,7 @@ TOLERANCE = 1e-5
 """Relative; training is in float64, records are float32, and gloo adds in another order than one process does."""
 
 SHARDED = ("fsdp", "fsdp clipped", "tensor parallel", "two-dimensional", "mixed")
-OWN_BATCH = {"block.effective_rank", "block.stable_rank", "block.output_spread", "logits.std"}
+OWN_BATCH = {"block.effective_rank", "block.rank_rows", "block.stable_rank", "block.output_spread", "logits.std"}
 """Taken within the batch of a rank: they need all rows at once."""
 
 WANTED = {

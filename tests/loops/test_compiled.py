@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 STEPS = 8
 ROUNDING = {"rel": 1e-5, "abs": 1e-7}
-OVER_A_WINDOW = {"activation.dead_share", "block.effective_rank", "block.stable_rank"}
+OVER_A_WINDOW = {"activation.dead_share", "block.effective_rank", "block.rank_rows", "block.stable_rank"}
 UNKNOWN = {"block.next"}
 """How blocks hang together is read from the graph of autograd, which compiled code has not."""
 

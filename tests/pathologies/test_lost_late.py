@@ -28,10 +28,15 @@ def relapses(change, seed, noise=0.6, steps=500):
     return [issue for issue in exporter.issues if issue.issue_type is IssueType.DIVERGING]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [lambda x, y: (0.02 * x, y), lambda x, y: (x, y.roll(1, 0)), lambda x, y: (torch.randn_like(x), y)],
+    ids=["inputs lose their scale", "targets of other samples", "inputs are noise"],
+)
 @pytest.mark.parametrize("seed", range(4))
-def test_learning_that_is_lost_late_is_told_with_its_step_in_noise(seed):
-    """Inputs lose their scale; single batches are answered well by luck, the level of ten is not."""
-    (issue,) = relapses(lambda x, y: (0.02 * x, y), seed)
+def test_learning_that_is_lost_late_is_told_with_its_step_in_noise(change, seed):
+    """Single batches are answered well by luck, the level of ten is not; a last layer that shrinks is no decay."""
+    (issue,) = relapses(change, seed)
     assert (issue.severity >= Severity.MEDIUM, issue.cause, issue.healed_step) == (True, "learning lost", None)
     assert 200 <= issue.step <= 240
 

@@ -341,3 +341,32 @@ def test_watching_draws_and_repeated_layers_changes_nothing():
     methods = Normal.sample, Normal.log_prob, Independent.sample
     assert all(torch.equal(a, b) for a, b in zip(train(watched=True), train(watched=False), strict=True))
     assert (Normal.sample, Normal.log_prob, Independent.sample) == methods
+
+
+class Pools(nn.Module):
+    """Sums the places of each sample, weighed by scores that a softmax spreads over some dimension."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.dim, self.words, self.score, self.head = dim, nn.Linear(8, 16), nn.Linear(16, 1), nn.Linear(16, 4)
+
+    def forward(self, x):
+        words = torch.tanh(self.words(x))
+        weights = self.score(words).squeeze(-1).softmax(self.dim)
+        return self.head((words * weights.unsqueeze(-1)).sum(1))
+
+
+@pytest.mark.parametrize(("dim", "layers"), [(0, [("score",)]), (1, [])])
+def test_a_softmax_over_the_samples_is_told_of_scores_with_two_dimensions(dim, layers):
+    """One score per place: over the places it is attention, over the samples a mistake."""
+    model = Pools(dim)
+    x, y = torch.randn(16, 12, 8), torch.randint(4, (16,))
+    assert told(model, lambda: F.cross_entropy(model(x), y), IssueType.WRONG_LOSS) == layers
+
+
+@pytest.mark.parametrize("features", [8, 12])
+def test_scores_of_classes_that_a_softmax_spreads_over_the_samples_are_not_judged(features):
+    """Each sample is one row: what is chosen from are samples, as nodes of a graph are."""
+    model = nn.Sequential(nn.Linear(features, 12), nn.Softmax(dim=0), nn.Linear(12, 4))
+    x, y = torch.randn(16, features), torch.randint(4, (16,))
+    assert told(model, lambda: F.cross_entropy(model(x), y), IssueType.WRONG_LOSS) == []

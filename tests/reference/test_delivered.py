@@ -243,6 +243,7 @@ def test_effective_ranks(run, twin):
             assert record.value("block.effective_rank", name) == pytest.approx(expected, rel=1e-3)
             stable = twin.stable_rank(np.concatenate(pools[name]))
             assert record.value("block.stable_rank", name) == pytest.approx(stable, rel=1e-3)
+            assert record.value("block.rank_rows", name) == len(np.concatenate(pools[name]))
             greatest = max(abs(x) for x in outputs[name].detach().double().reshape(-1).tolist())
             assert record.value("block.output_max", name) == pytest.approx(greatest, rel=1e-2)
             size = record.value("block.output_rms", name)

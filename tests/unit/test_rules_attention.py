@@ -7,7 +7,6 @@ import pytest
 from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.attention import (
     AttentionCollapse,
-    FixedDiversity,
     FixedEntropy,
     HeadRedundancy,
     RankCollapse,
@@ -15,6 +14,7 @@ from gradflow_export.rules.attention import (
 )
 from gradflow_export.rules.history import History
 from gradflow_export.rules.judge import Judge
+from gradflow_export.rules.seed import FixedDiversity
 
 HEADS = ("a.attn.head0", "a.attn.head1", "b.attn.head0", "b.attn.head1")
 

@@ -105,6 +105,9 @@ def specs() -> tuple[MetricSpec, ...]:
           "spaced, fewer the more blocks there are. The rank of what is looked at: of n rows or features of outputs "
           "with rank r it is low by a share of about r / (8 n); missing of a single row, 0 where all rows are equal",
           "Roy and Vetterli 2007, EUSIPCO", "small SVD", low=0.0, scale="log", batches="last"),
+        s("block.rank_rows", "rows of the ranks", "count", "block",
+          "samples and positions that both ranks were read from: of n rows none exceeds n - 1", "definition", "c",
+          low=0.0, scale="log", batches="last"),
         s("block.stable_rank", "stable rank", "1", "block",
           "sum sigma^2 / max sigma^2 of the same outputs", "Rudelson and Vershynin 2007, J. ACM 54", "c", low=0.0,
           scale="log", batches="last"),
