@@ -111,10 +111,11 @@ class RankBottleneck(Rule):
     a skip connection around it to learn at all.
 
     A convolution has one row per position, a linear layer after it one per sample, and n rows span n - 1 directions at
-    most. The input counts with the rank that as few rows as those of the output would have shown,
-    ``1 / rank + 1 / (n - 1)`` being the inverse of what n rows show.
+    most. The input counts with the rank that as few rows as those of the output would have shown: its inverse is
+    ``1 / rank + 1 / (n - 1)``, which holds for the participation ratio of normally distributed rows and is at most
+    lower for this rank.
 
-    Source: effective rank, Roy and Vetterli 2007, EUSIPCO; of few rows, Litwin-Kumar et al. 2017, Neuron 93.
+    Source: effective rank, Roy and Vetterli 2007, EUSIPCO; of few rows, moments of the Wishart distribution.
 
     Attributes:
         ratio: Maximum fraction of the preceding block's effective rank.
