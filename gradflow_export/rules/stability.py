@@ -255,12 +255,12 @@ class LossSpike(Rule):
         rate = history.run("learning_rate")
         moved = rate.count > 1 and rate.values[-2] < rate.last
         advice = (
-            f"the learning rate rose from {number(float(rate.values[-2]))} to {number(rate.last)} at this step: use "
-            "a warm-up."
+            f"the learning rate rose from {number(float(rate.values[-2]))} to {number(rate.last)} at this step: let "
+            "it rise more slowly, and less far."
             if moved
-            else f"check the batch of step {int(loss.steps[-1])} for outliers in samples or labels, and the "
-            "learning rate of the step before; clip with torch.nn.utils.clip_grad_norm_(model.parameters(), "
-            "1.0)."
+            else f"if it falls back at once, check the batch of step {int(loss.steps[-1])} for outliers in samples or "
+            "labels, and clip with torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); if it stays up, check what "
+            "changed at this step: source, order, units or labels of the data, weights of the loss, a checkpoint."
         )
         return (
             Finding(
