@@ -33,7 +33,7 @@ from gradflow_export.hooks.readings import ClueSample, Drained
 from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.constants import PICKED
-from gradflow_export.records.loss_mistakes import RELU_BEFORE_CE, SOFTMAX_OVER_BATCH
+from gradflow_export.records.loss_mistakes import RELU_BEFORE_CE, SOFTMAX_OVER_BATCH, WITH_ITSELF
 
 ROWS = 256
 FEATURES = 256
@@ -63,7 +63,7 @@ class InputInstrument(Instrument):
 
     def __init__(self, model: Callable[[], Any], *, guard: Guard = unguarded, code: CompiledCode | None = None) -> None:
         self._model, self._read = model, guard(self._look)
-        self.armed, self._passes = False, 0
+        self.armed, self._passes, self._itself = False, 0, 0
         self._out: Drained = []
         self._remembered, self._inputs = dict[str, Remembered](), Remembered()
         self._ends: dict[str, LastSteps] = {}
@@ -127,7 +127,8 @@ class InputInstrument(Instrument):
         states = {id(p) for m in modules.values() for p in _state_weights(m)}
         with torch.no_grad():
             terms, whole = terms_of(root)
-            terms += [Term("soft", node, node, mistakes={site: value}) for site, value, node in forms_of(root)]
+            forms, self._itself = _forms(root, self._itself)
+            terms += forms
             alone = [is_alone(root.grad_fn, term.node) for term in terms]
             every = Layers() if all(alone) else layers_behind(root.grad_fn, names, turned, root.grad_fn)
             for term, single in zip(terms, alone, strict=True):
@@ -293,6 +294,14 @@ class InputInstrument(Instrument):
         read = partial(take, site, ends[0].shape[1], steps, numbers=found.kind not in PICKED)
         values = torch.cat([*(end.to(y.device, torch.float32) for end in ends), y.to(torch.float32)], dim=1)
         self._out.append(ClueSample("target.column", site, values.contiguous(), read))
+
+
+def _forms(root: Tensor, itself: int) -> tuple[list[Term], int]:
+    """Return mistakes of form as terms, and how many losses in a row, of ``itself``, compare an output with itself."""
+    found = list(forms_of(root))
+    itself = itself + 1 if any(site == WITH_ITSELF for site, _, _ in found) else 0
+    counted = {WITH_ITSELF: float(itself)}
+    return [Term("soft", node, node, mistakes={s: counted.get(s, value)}) for s, value, node in found], itself
 
 
 def _state_weights(module: nn.Module) -> list[Tensor]:

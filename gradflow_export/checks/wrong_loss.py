@@ -332,9 +332,7 @@ class WrongLoss(Check):
     quiet: ClassVar[bool] = False  # structure is what it is beside a NaN, and may be why there is one
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.WRONG_LOSS,)
     evidence: ClassVar[tuple[str, ...]] = tuple(f"mistake.{mistake}" for mistake in known.MISTAKES)
-    remembers: ClassVar[tuple[str, ...]] = (
-        *("loss", "loss.over_constant"), *(f"mistake.{each}" for each in (known.RELU_BEFORE_CE, known.WITH_ITSELF)),
-    )  # fmt: skip
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", f"mistake.{known.RELU_BEFORE_CE}")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge what was found in this record."""
@@ -351,16 +349,13 @@ class WrongLoss(Check):
 
     def _judged(self, mistake: str, value: float, history: History) -> tuple[float, float] | None:
         """Return the number to tell and what it was judged against, ``None`` where it does not suffice."""
-        least = {known.OUT_OF_REACH: self.reach, known.MANY_LABELS: self.several}.get(mistake)
+        limits = {known.OUT_OF_REACH: self.reach, known.MANY_LABELS: self.several, known.WITH_ITSELF: self.always}
+        least = limits.get(mistake)
         if least is not None:
             return (value, least) if value >= least else None
         if mistake == known.RELU_BEFORE_CE:
             past = _past(history, f"mistake.{mistake}")[-self.readings :]
             return (value, self.shut) if len(past) == self.readings and min(past) >= self.shut else None
-        if mistake == known.WITH_ITSELF:
-            gaps = np.diff(history.at_sites(f"mistake.{mistake}").steps[-self.always :])
-            grow = len(gaps) == self.always - 1 and (np.diff(gaps) >= 0).all() and len({*gaps}) <= 2
-            return (value, 0.0) if grow else None
         if mistake == known.MAXIMISED:
             past = sorted(_greatest(history)[-self.readings :])
             return (past[-1], self.grown) if past[self.readings - 1 :] and past[0] >= self.grown else _turned(history)
