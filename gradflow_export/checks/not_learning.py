@@ -194,8 +194,14 @@ class NotLearning(Check):
 
     def refuted(self, issue: Issue, history: History) -> bool:
         """Whether the loss has fallen since, or to nearly 0, and not only because the batches became easier."""
+        now = median(history.run("loss").values[-self.readings :])
+        if issue.cause == _OPEN and now < issue.threshold * constant_level(history):
+            return True
+        if issue.layer:
+            shares = past(history, "loss.over_constant", issue.layer)[-self.readings :]
+            return len(shares) == self.readings and bool(shares.max() < issue.threshold)
         fallen = issue.cause != _OPEN and fell_since(history, issue.step) and not self.lasts(issue, history)
-        return issue.layer == "" and (solved(history) or fallen)
+        return solved(history) or fallen
 
     def lasts(self, issue: Issue, history: History) -> bool:
         """Return whether every loss is still at the level of a constant prediction; a fall by chance does not count."""
