@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.readings import ClueSample
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Check, Finding
+from gradflow_export.rules.base import Check, Finding, number
 from gradflow_export.rules.evidence import layers_of, seen
 from gradflow_export.rules.history import History
 
@@ -216,16 +217,16 @@ class SameBatch(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the batches read so far."""
         for site in layers_of(record, "input.kept"):
-            times = int(seen(record, "input.kept", site) or 0)
-            began = int(history.at_sites("input.kept").steps[-times - 1 :][0])
-            if times > 1 and record.step - began >= self.stays:
+            times, steps = seen(record, "input.kept", site) or 0.0, history.at_sites("input.kept").steps
+            began = int(steps[max(len(steps) - 1 - int(times), 0)]) if 1 < times < math.inf else record.step
+            if record.step - began >= self.stays:
                 text = f"all batches from step {began} to {record.step} held the same samples, after others before"
                 return (_finding(text, float(record.step - began), float(self.stays), began),)
         for site in layers_of(record, "input.repeats"):
-            times = int(seen(record, "input.repeats", site) or 0)
+            times = seen(record, "input.repeats", site) or 0.0
             if times >= self.repeats and record.step >= self.steps:
-                text = f"{times + 1} consecutive batches, each loaded anew, held the same samples"
-                return (_finding(text, float(times), float(self.repeats)),)
+                text = f"{number(times + 1)} consecutive batches, each loaded anew, held the same samples"
+                return (_finding(text, times, float(self.repeats)),)
         return ()
 
 
