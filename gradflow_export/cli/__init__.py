@@ -45,11 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after ``gradflow``; those of this process when ``None``.
 
     Returns:
-        0 when it worked, 1 when it found a fault, 2 when it was called wrongly, 130 when it was interrupted.
+        0 when it worked, 1 when it found a fault, 2 when it was called wrongly or could not read or write, 130 when it
+        was interrupted.
     """
+    _write_anything()
     args = make_parser().parse_args(argv)
     try:
         code: int = args.run(args)
+        sys.stdout.flush()
     except GradflowError as error:
         sys.stderr.write(f"gradflow: {error}\n")
         return 2
@@ -58,9 +61,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return STOPPED + signal.SIGINT
     except BrokenPipeError:
         # The reader of a pipe went away (`gradflow report runs | head`); what is left in the buffer has no reader.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_nothing()
         return 0
+    except OSError as error:
+        sys.stderr.write(f"gradflow: {error}\n")
+        _write_nothing()
+        return 2
     return code
+
+
+def _write_anything() -> None:
+    """Have names be written that the terminal's encoding lacks, and to nowhere what a closed output would be given."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _write_nothing() -> None:
+    """Lose what is left in the buffer, which Python would try to write once more at its end."""
+    with contextlib.suppress(OSError):  # a stream without a number
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]  # noqa: SLF001 - the way argparse has

@@ -18,7 +18,7 @@ from gradflow_export.engine.worker import Worker
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.extensions import active
 from gradflow_export.hooks.block_tree import BlockTree
-from gradflow_export.records.step_record import Issue, Note, RunInfo, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Note, RunInfo, Severity, StepRecord
 from gradflow_export.report.card import card
 from gradflow_export.report.summary import RunSummary, write_json
 from gradflow_export.storage.table import write_table
@@ -261,9 +261,9 @@ class Reports(Recording):
             issue: Its step is set to that of the record. Once it is over, pass it again with any ``healed_step``,
                 which is also set to that of the record.
         """
-        if not isinstance(issue, Issue):
-            kind = type(issue).__name__
-            _log.warning("gradflow: add_issue() expects an Issue, got %s, which is left out; pass Issue(...).", kind)
+        wrong = _wrong_with(issue)
+        if wrong:
+            _log.warning("gradflow: add_issue() expects %s", wrong)
         elif self._loop is not None and not self._closed and self.settings.alerts_enabled:
             self._loop.told.append(issue)
 
@@ -330,3 +330,13 @@ class Reports(Recording):
         if self._loop is not None and not self._closed:
             self._guard.part("catching up")(self._loop.finish)()
             self._worker.drain(CLOSE_SECONDS)
+
+
+def _wrong_with(issue: object) -> str:
+    """Return what was expected of an issue and came instead, empty where it is as it should be."""
+    if not isinstance(issue, Issue):
+        return f"an Issue, got {type(issue).__name__}, which is left out; pass Issue(...)."
+    if isinstance(issue.issue_type, IssueType) and isinstance(issue.severity, Severity):
+        return ""
+    got = f"{issue.issue_type!r} and {issue.severity!r}"
+    return f"an IssueType and a Severity, got {got}; the issue is left out; pass IssueType.DEAD and Severity.HIGH."

@@ -153,7 +153,8 @@ def _calm(course: Course, earlier: Sequence[str], healed: str, lost: str) -> Ver
     after = f"; {lost}" if lost else ""
     said = f"no open problem {steps}{after}{healed}"
     what, span = course.way
-    went = f"; the loss {what} {span}" if what else "" if course.loss_read else "; no loss was recorded"
+    few = "; too few losses to tell whether it falls" if course.loss is None else ""
+    went = f"; the loss {what} {span}" if what else few if course.loss_read else "; no loss was recorded"
     if earlier:
         headline = f"{_count(earlier)} left open by an earlier session"
         return Verdict("warn", headline, f"{_listed(earlier)}; no other {said.removeprefix('no ')}{went}")

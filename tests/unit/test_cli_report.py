@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -187,3 +191,19 @@ def test_sessions_that_began_again_have_a_report_each(kind, tmp_path, capsys):
     assert spans == ["steps 1 to 9", "steps 1 to 7", "steps 1 to 3"]
     _, out, _ = report(capsys, tmp_path, "--json")
     assert [len(run["replaced"]) for run in json.loads(out)["runs"]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "says"),
+    [("/dev/full", 2, "gradflow: [Errno 28] No space left on device\n"), (None, 0, ""), ("file", 0, "")],
+)
+def test_an_output_that_takes_nothing_or_not_all_letters_is_no_issue(tmp_path, output, code, says):
+    """A full disk is an error of its own; where output is closed or in ASCII, the status says what was found."""
+    write(tmp_path / "größer", [4.0, 1.0])
+    shell = f"exec {sys.executable} -m gradflow_export.cli report {shlex.quote(str(tmp_path))}"
+    shell += " >&-" if output is None else f" >{output if output.startswith('/') else tmp_path / output}"
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(["bash", "-c", shell], env=environ, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, says)
+    if output == "file":
+        assert "gr\\xf6\\xdfer" in (tmp_path / "file").read_text()

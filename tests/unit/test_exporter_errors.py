@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradflow_export import Exporter, MemoryWriter
+from gradflow_export import Exporter, Issue, MemoryWriter, Severity
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, GradflowError, StorageError
 
 
@@ -298,9 +298,14 @@ def test_what_cannot_be_used_after_watch_is_told_once_and_left_out(caplog):
         for _ in range(3):
             exporter.observe(los=1.0, loss="low", logits=[1, 2], targets=None)
         exporter.add_issue("it is broken")
+        exporter.add_issue(Issue("NONSENSE", Severity.HIGH, "0", 1, 1.0, 0.0, "", ""))
     assert [record.getMessage() for record in caplog.records] == [
         "gradflow: observe() does not know 'los'; did you mean 'loss'?",
         "gradflow: observe() expects a tensor or a number for 'loss', got str; it is left out.",
         "gradflow: observe() expects a tensor for 'logits', got list; it is left out.",
         "gradflow: add_issue() expects an Issue, got str, which is left out; pass Issue(...).",
+        (
+            "gradflow: add_issue() expects an IssueType and a Severity, got 'NONSENSE' and <Severity.HIGH: 3>; the issue "
+            "is left out; pass IssueType.DEAD and Severity.HIGH."
+        ),
     ]
