@@ -81,6 +81,10 @@ class SortedTargets(Check):
     Each step then forgets the classes before. Most batches may lack a rare class; if the entropy of the targets is at
     least ``mixed``, no class is that frequent. With two classes, the batches may come from two kinds of passes.
 
+    If the targets of each batch are a single number, which differs between nearly all batches, they were averaged over
+    the batch on the way to the loss; this is WRONG_LOSS. A batch may also consist of one object with one target; the
+    loss then falls below ``learned`` of that of the best constant prediction.
+
     Why it is bad:
         Each step moves the model towards the class of its batch and away from all others. What was learned about a
         class is lost in the next batches.
@@ -99,6 +103,8 @@ class SortedTargets(Check):
         mixed: Minimum entropy of the targets read.
         kinds: Minimum number of classes.
         size: Minimum number of samples in a batch.
+        levels: Minimum number of different values among ten batches with one value each.
+        learned: Minimum fraction of the loss of the best constant prediction for these.
         readings: Minimum number of readings.
     """
 
@@ -106,17 +112,38 @@ class SortedTargets(Check):
     share: float = 0.6
     mixed: float = 0.65
     kinds: int = 3
+    levels: int = 7
+    learned: float = 0.4
     readings: int = 10
     patience: int = 2
 
     name: ClassVar[str] = "sorted-targets"
-    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS, IssueType.WRONG_LOSS)
     evidence: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
-    remembers: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
+    remembers: ClassVar[tuple[str, ...]] = ("target.uniform_share", "loss.over_constant")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the targets seen so far."""
         for site in layers_of(record, "target.uniform_share"):
+            levels = seen(record, "target.levels", site) or 0.0
+            if levels >= self.levels and seen(record, "target.uniform_share", site) == 1.0:
+                if no_better(history, site, self.learned, 5) is None:
+                    continue
+                return (
+                    Finding(
+                        IssueType.WRONG_LOSS,
+                        Severity.MEDIUM,
+                        ("loss",),
+                        levels,
+                        float(self.levels),
+                        "All predictions of a batch are compared with a single number, which differs between "
+                        "batches: the targets were averaged over the batch, or one target was broadcast to all "
+                        "samples.",
+                        "pass one target per sample, criterion(outputs, targets), with equal shapes, and average "
+                        "only the loss; look for targets.mean(0) or expand() in the data pipeline.",
+                        cause="averaged targets",
+                    ),
+                )
             uniform, kinds = (
                 seen(record, "target.uniform_share", site) or 0.0,
                 seen(record, "target.distinct", site) or 0.0,

@@ -128,6 +128,7 @@ class Remembered:
         self._varies = False
         self._signs: list[Floats] = []
         self._chosen: list[float] = []
+        self._levels: deque[float] = deque(maxlen=10)
         self._often = np.zeros(0)
 
     def take(self, found: Found, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
@@ -251,6 +252,7 @@ class Remembered:
         self._readings += 1
         if len(targets) > 1 and np.ptp(targets, axis=0).max() <= ROUNDING * np.abs(targets).max():
             self._uniform += 1
+            self._levels.append(float(targets[0, 0]))
         while len(self._rows) > 1 and self._count - len(self._rows[0][1]) >= POOL:
             self._count -= len(self._rows.popleft()[1])
 
@@ -270,6 +272,8 @@ class Remembered:
             "target.uniform_share": self._uniform / self._readings,
         }
         if found.own and (self._varies or not found.part):  # a condition may ask one part for one number
+            levels = np.sort(self._levels)
+            out["target.levels"] = float((np.diff(levels) > 10 * ROUNDING * np.abs(levels).max(initial=0.0)).sum())
             out["target.distinct"] = float(max(len(distinct(y, axis=0)), 2)) if self._varies else 1.0
         if constant > 0:
             out["loss.over_constant"] = mean / constant

@@ -21,12 +21,12 @@ _NORMALISE = (
 
 @dataclass(frozen=True, kw_only=True)
 class DataScale(Check):
-    """Report inputs whose scale keeps the first layer from learning.
+    """Report inputs whose scale, or whose range of scales, keeps the first layer from learning.
 
-    The curvature of the loss along the weights of the first layer is ``rms(x)^2`` times that along its bias, a
-    condition number that the learning rate has to cope with. With ``large`` = 10 it is a hundred, which Adam and a good
-    learning rate may handle, so it is reported only if the model is no better than the best constant prediction after
-    ``settle`` steps.
+    The curvature of the loss along the weights of the first layer is ``rms(x)^2`` times that along its bias, and along
+    the weights of the largest feature ``ratio^2`` times that of a typical one. This is a condition number that the
+    learning rate has to cope with. With ``large`` = 10 it is a hundred, which Adam and a good learning rate may handle,
+    so it is reported only if the model is no better than the best constant prediction after ``settle`` steps.
 
     With ``extreme`` = 1000 it is a million: an update that suits the bias is a million times too large for the weights.
     If inputs were scaled by their minimum and maximum, one placeholder for missing data squeezes all other values into
@@ -53,7 +53,8 @@ class DataScale(Check):
     Source: LeCun et al. 1998, Efficient BackProp, section 4.3.
 
     Attributes:
-        large: Minimum magnitude of inputs.
+        large: Minimum magnitude of inputs, and of the largest feature.
+        uneven: Minimum ratio of the largest to a typical feature.
         small: Maximum magnitude that is too small.
         extreme: Minimum magnitude that is reported immediately.
         settle: Number of steps in which a model can show that it learns anyway.
@@ -63,6 +64,7 @@ class DataScale(Check):
 
     squeezed: float = 0.5
     large: float = 10.0
+    uneven: float = 100.0
     small: float = 0.01
     extreme: float = 1000.0
     settle: int = 50
@@ -81,7 +83,7 @@ class DataScale(Check):
             size, normalised = seen(record, "input.rms", site), seen(record, "input.normalised", site)
             if (seen(record, "input.squeezed_share", site) or 0.0) >= self.squeezed and self._harmed(record, history):
                 return (_squeezed(record, site, self.squeezed),)
-            constant = seen(record, "input.constant_share", site)
+            ratio, constant = seen(record, "input.feature_ratio", site), seen(record, "input.constant_share", site)
             # What all samples share is left of them where they differ by less than that share of their size.
             spread = (seen(record, "input.std", site) or 0.0) / size if size and normalised != 1.0 else 1.0
             alike = constant == 1.0 or spread <= self.small
@@ -90,11 +92,13 @@ class DataScale(Check):
             # What normalises behind the layer makes it blind to large inputs, not to those that vanish beside its bias.
             if size is None or not np.isfinite(size) or (normalised != 0.0 and not 0 < size <= self.small):
                 continue
-            if not (size >= self.large or 0 < size <= self.small):
+            greatest = seen(record, "input.max", site) or 0.0
+            uneven = ratio is not None and ratio >= self.uneven and greatest >= self.large
+            if not (size >= self.large or 0 < size <= self.small or uneven):
                 continue
             at_once = size >= self.extreme and self._lost(history)
             if at_once or self._harmed(record, history):
-                return (self._finding(record, site, size, at_once=at_once),)
+                return (self._finding(record, site, size, ratio if uneven else None, at_once=at_once),)
         return ()
 
     def _lost(self, history: History) -> bool:
@@ -108,7 +112,7 @@ class DataScale(Check):
             return stuck(history, record.step, span=2 * self.settle)
         return record.step >= self.settle and none_better(history, self.level, 3) is not None
 
-    def _finding(self, record: StepRecord, site: str, size: float, *, at_once: bool) -> Finding:
+    def _finding(self, record: StepRecord, site: str, size: float, ratio: float | None, *, at_once: bool) -> Finding:
         mean, spread = seen(record, "input.mean", site) or 0.0, seen(record, "input.std", site) or 0.0
         bytes_ = seen(record, "input.whole_share", site) == 1.0 and (seen(record, "input.max", site) or 0.0) <= 255.0
         what = "bytes from 0 to 255" if bytes_ and size > self.large else f"a size of {number(size)}"
@@ -116,12 +120,18 @@ class DataScale(Check):
             f"Inputs of {site or 'the first layer'} have {what} (mean {number(mean)}, standard deviation "
             f"{number(spread)}), and the model does not normalize them."
         )
+        if ratio is not None:
+            message = (
+                f"The largest input feature of {site or 'the first layer'} is {number(ratio)} times the typical one "
+                f"(inputs: mean {number(mean)}, standard deviation {number(spread)}), and the model does not "
+                "normalize them."
+            )
         return Finding(
             IssueType.DATA_SCALE,
             Severity.HIGH if at_once else Severity.MEDIUM,
             ("input",),
-            size,
-            self.large if size > 1 else self.small,
+            size if ratio is None else ratio,
+            self.uneven if ratio is not None else self.large if size > 1 else self.small,
             message,
             _NORMALISE,
             cause="input",

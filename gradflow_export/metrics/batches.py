@@ -8,6 +8,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.records.statistics import median
+
 Floats = npt.NDArray[np.float64]
 SLIVER = 1e-3
 """Part of the spread of all inputs within which the middle half of a feature lies, where that is squeezed."""
@@ -28,6 +30,8 @@ def input_statistics(x: Floats) -> dict[str, float]:
     finite = x[np.isfinite(x).all(axis=1)]
     if not len(finite):
         return {}
+    sizes = np.sqrt(np.square(finite).mean(axis=0))
+    used = sizes[sizes > 0]
     ordered, n = np.sort(finite, axis=0), len(finite)
     middle = ordered[(3 * n) // 4] - ordered[n // 4]
     squeezed = (middle > 0) & (middle < SLIVER * finite.std())
@@ -36,6 +40,7 @@ def input_statistics(x: Floats) -> dict[str, float]:
         "input.mean": float(finite.mean()),
         "input.std": float(finite.std()),
         "input.max": float(np.abs(finite).max()),
+        "input.feature_ratio": float(used.max() / median(used)) if len(used) else 1.0,
         "input.constant_share": float((finite == finite[:1]).all(axis=0).mean()) if len(finite) > 1 else 0.0,
         "input.whole_share": float(np.isclose(finite, np.round(finite), rtol=1e-5, atol=0.0).mean()),
         "input.squeezed_share": float(squeezed.mean()) if n >= FEW else 0.0,
