@@ -153,7 +153,7 @@ def _calm(course: Course, earlier: Sequence[str], healed: str, lost: str) -> Ver
     after = f"; {lost}" if lost else ""
     said = f"no open problem {steps}{after}{healed}"
     what, span = course.way
-    few = "; too few losses to tell whether it falls" if course.loss is None else ""
+    few = "; too few losses to tell whether it falls" if course.loss is None and not lost else ""
     went = f"; the loss {what} {span}" if what else few if course.loss_read else "; no loss was recorded"
     if earlier:
         headline = f"{_count(earlier)} left open by an earlier session"

@@ -43,7 +43,6 @@ SELDOM = {
     "StructureInstrument",
     "ModeInstrument",
     "EvaluationLoss",
-    "EvaluationSizes",
     "CopyInstrument",
 }
 """What gives out a note or numbers, or something only where there is a mistake or weights were loaded.

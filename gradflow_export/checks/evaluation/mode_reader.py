@@ -11,12 +11,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gradflow_export.checks.evaluation.sizes import EvaluationSizes
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.function_spy import Spy, spies_on
 from gradflow_export.hooks.guards import Guard, hook_all_calls, unguarded
-from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls
+from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls, is_plain_call
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
@@ -42,6 +43,7 @@ class ModeInstrument(Instrument):
 
     Args:
         model: The unwrapped model; only a weak reference is kept.
+        blocks: Names of the blocks whose outputs are compared with training.
         code: Knows whether the model is compiled.
         guard: Wraps the hooks.
     """
@@ -50,9 +52,17 @@ class ModeInstrument(Instrument):
     interval: ClassVar[int] = 100
     every_step: ClassVar[bool] = True
 
-    def __init__(self, model: nn.Module, *, code: CompiledCode | None = None, guard: Guard = unguarded) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        blocks: tuple[str, ...] = (),
+        code: CompiledCode | None = None,
+        guard: Guard = unguarded,
+    ) -> None:
         self._model = weakref.ref(model)
         self._code, self._guard = code, guard
+        self._sizes = EvaluationSizes(model, blocks, guard=guard)
         self._evaluations = 0
         self._close = False
         self._look: _Look | None = None
@@ -74,7 +84,7 @@ class ModeInstrument(Instrument):
     @classmethod
     def make(cls, setting: Setting) -> ModeInstrument:
         """Make one for a model."""
-        return cls(setting.model, code=setting.code, guard=setting.part(cls.instrument))
+        return cls(setting.model, blocks=setting.blocks, code=setting.code, guard=setting.part(cls.instrument))
 
     @property
     def news(self) -> bool:
@@ -119,13 +129,14 @@ class ModeInstrument(Instrument):
             self._slept = asleep
         self._trained |= self._training > 0
         self.forget()
+        told, self._sizes.told = self._sizes.told, []
         if model is not None and not self._called:  # a step has come, and the model itself was not called for it
             self._called = True
             if self._code is None or not self._code.shows:  # compiled code calls nobody, and would be compiled anew
                 part = ModuleHook(self._guard(self._part_begins))
                 children = [(child, part) for child in itertools.islice(parts_of(model), PARTS)]
                 self._parts.callback(hook_calls(children, before=True))
-        return [Clue.by_layer(fact, values) for fact, values in found.items() if values]
+        return told + [Clue.by_layer(fact, values) for fact, values in found.items() if values]
 
     def _begin(self, module: nn.Module, given: Any, _output: Any = None) -> None:
         self._called = True
@@ -134,7 +145,12 @@ class ModeInstrument(Instrument):
         if module.training:
             self._training += gradients
             self._quiet += not gradients
+            self._sizes.due |= gradients
+            if gradients and self._sizes.waits:
+                self._sizes.go_on()
             return
+        if self._sizes.due and not gradients and is_plain_call() and not (self._code and self._code.found):
+            self._sizes.begin()
         self._asleep += gradients
         self._compare(given)
         self._evaluations += 1
@@ -171,6 +187,8 @@ class ModeInstrument(Instrument):
     def _end(self, module: nn.Module, _args: Any, _output: Any) -> None:
         before, self._before = self._before, []
         look, self._look = self._look, None
+        if self._sizes.looks:
+            self._sizes.end()
         if look is not None:
             look.close()
         if not before:
@@ -184,6 +202,7 @@ class ModeInstrument(Instrument):
 
     def _stop(self) -> None:
         self._end(nn.Identity(), (), None)
+        self._sizes.stop()
         self.forget()
 
 

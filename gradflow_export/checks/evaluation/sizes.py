@@ -11,12 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.module_calls import output_tensor
-from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls, is_plain_call
+from gradflow_export.hooks.module_hooks import ModuleHook, hook_calls
 from gradflow_export.hooks.readings import Clue, Drained, stack_scalars
-from gradflow_export.instruments.base import Instrument, Setting
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.metrics.outputs import output_rms
@@ -33,7 +31,7 @@ ENTRIES = 16
 """Entries of a block's first parameter that tell whether other weights were evaluated than are trained."""
 
 
-class EvaluationSizes(Instrument):
+class EvaluationSizes:
     """Reads how large the outputs of blocks are in the first pass of each evaluation.
 
     An evaluation of other weights, such as an average of them, says nothing of these: it is left out unless the next
@@ -42,90 +40,63 @@ class EvaluationSizes(Instrument):
     Args:
         model: The unwrapped model; only weak references to it and its modules are kept.
         blocks: Names of the blocks, from input to output.
-        code: Of a model that is compiled no pass is seen.
         guard: Wraps the hooks.
+
+    Attributes:
+        due: Whether training has gone on since an evaluation was looked at.
+        looks: Whether a pass is being looked at.
+        waits: Whether an evaluation waits for the next training pass.
+        told: What is known since the last step.
     """
 
-    instrument: ClassVar[str] = "wiring"
-    interval: ClassVar[int] = 100
-    every_step: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        model: nn.Module,
-        blocks: tuple[str, ...],
-        *,
-        code: CompiledCode | None = None,
-        guard: Guard = unguarded,
-    ) -> None:
-        self._code, self._guard = code, guard
-        self._model = weakref.ref(model)
+    def __init__(self, model: nn.Module, blocks: tuple[str, ...], *, guard: Guard = unguarded) -> None:
+        self._guard = guard
         found = dict(model.named_modules())
         step = -(-max(len(blocks), 1) // MOST)
         self._blocks = {name: weakref.ref(found[name]) for name in blocks[::-1][::step][::-1] if name in found}
         self._hooked = contextlib.ExitStack()
-        self._due = True
         self._sizes: dict[str, Tensor] = {}
         self._weights: list[Tensor] = []
-        self._told: Drained = []
-        self.placed: list[Placed] = []
+        self.due, self.looks, self.waits = bool(self._blocks), False, False
+        self.told: Drained = []
 
-    @classmethod
-    def make(cls, setting: Setting) -> EvaluationSizes:
-        """Make one for a model."""
-        return cls(setting.model, setting.blocks, code=setting.code, guard=setting.part(cls.instrument))
+    def begin(self) -> None:
+        """Look at a pass in evaluation mode that is about to begin."""
+        self.due, self.looks, self.waits, self._sizes = False, True, False, {}
+        blocks = [(block, name) for name, known in self._blocks.items() if (block := known()) is not None]
+        hooks = [(block, ModuleHook(self._guard(partial(self._take, name)))) for block, name in blocks]
+        self._hooked.callback(hook_calls(hooks))
 
-    def attach(self) -> contextlib.ExitStack:
-        """Begin; closing the returned stack takes the hooks away."""
-        stack, model = contextlib.ExitStack(), self._model()
-        if model is not None and self._blocks:
-            begin, end = ModuleHook(self._guard(self._begin)), ModuleHook(self._guard(self._end))
-            stack.callback(self._stop)
-            self.placed = [hook_calls([(model, begin)], before=True), hook_calls([(model, end)], always=True)]
-            for placed in self.placed:
-                stack.callback(placed)
-        return stack
+    def end(self) -> None:
+        """End that look."""
+        self._hooked.close()
+        self._weights = [sample.clone() for sample in self._sampled()]
+        self.looks, self.waits = False, bool(self._sizes)
 
-    def drain(self) -> Drained:
-        """Give out the sizes of an evaluation once training has gone on from the same weights."""
-        told, self._told = self._told, []
-        return told
+    def go_on(self) -> None:
+        """Tell what was seen, now that training goes on, where it does so from the same weights."""
+        pairs = zip(self._weights, self._sampled(), strict=False)
+        moved = stack_scalars([(now - before).abs().sum() for before, now in pairs] or [torch.zeros(())])
+        sizes = stack_scalars(list(self._sizes.values()))
+        told = torch.where(moved.to(sizes.device).sum() == 0, sizes, torch.nan)
+        self.told = [Clue(_SIZES, tuple(self._sizes), told)]
+        self.waits = False
 
-    def _begin(self, module: nn.Module, _given: Any) -> None:
-        if torch.is_grad_enabled():
-            if module.training and self._sizes:
-                pairs = zip(self._weights, self._sampled(), strict=False)
-                moved = stack_scalars([(now - before).abs().sum() for before, now in pairs] or [torch.zeros(())])
-                sizes = stack_scalars(list(self._sizes.values()))
-                told = torch.where(moved.to(sizes.device).sum() == 0, sizes, torch.nan)
-                self._told = [Clue(_SIZES, tuple(self._sizes), told)]
-                self._sizes = {}
-            self._due |= module.training
-        elif self._due and not module.training and is_plain_call() and not (self._code and self._code.found):
-            self._due, self._sizes, self._weights = False, {}, []
-            blocks = [(block, name) for name, known in self._blocks.items() if (block := known()) is not None]
-            hooks = [(block, ModuleHook(self._guard(partial(self._take, name)))) for block, name in blocks]
-            self._hooked.callback(hook_calls(hooks))
+    def stop(self) -> None:
+        """Forget everything."""
+        self._hooked.close()
+        self._sizes, self._weights, self.told, self.looks, self.waits = {}, [], [], False, False
 
     def _take(self, name: str, _module: nn.Module, _given: Any, output: Any) -> None:
         tensor = output_tensor(output, learns=False)
         if tensor is not None and tensor.numel():
             self._sizes[name] = output_rms(tensor.detach()).double()
 
-    def _end(self, _module: nn.Module, _given: Any, _output: Any) -> None:
-        self._hooked.close()
-        if self._sizes and not self._weights:
-            self._weights = [sample.clone() for sample in self._sampled()]
-
     def _sampled(self) -> list[Tensor]:
         """Return entries of the first parameter of each block that has any."""
         blocks = (known() for known in self._blocks.values())
         first = (next(block.parameters(), None) for block in blocks if block is not None)
         return [even_sample(local(p.detach()), ENTRIES) for p in first if p is not None and p.is_floating_point()]
-
-    def _stop(self) -> None:
-        self._hooked.close()
-        self._sizes, self._weights, self._told = {}, [], []
 
 
 @dataclass(frozen=True, kw_only=True)
