@@ -28,6 +28,7 @@ STOPPED = 128
 
 def command() -> NoReturn:
     """Be the ``gradflow`` command: end this process with the status of :func:`main`."""
+    _write_anything()
     code = main()
     if code > STOPPED:
         # Python takes every module apart before it ends, which with torch takes seconds where the machine is busy.
@@ -35,6 +36,10 @@ def command() -> NoReturn:
             with contextlib.suppress(OSError):
                 stream.flush()
         os._exit(code)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _write_nothing()
     sys.exit(code)
 
 
@@ -48,7 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when it worked, 1 when it found a fault, 2 when it was called wrongly or could not read or write, 130 when it
         was interrupted.
     """
-    _write_anything()
     args = make_parser().parse_args(argv)
     try:
         code: int = args.run(args)
@@ -65,7 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         sys.stderr.write(f"gradflow: {error}\n")
-        _write_nothing()
         return 2
     return code
 

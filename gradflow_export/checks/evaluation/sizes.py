@@ -57,7 +57,7 @@ class EvaluationSizes:
         self._hooked = contextlib.ExitStack()
         self._sizes: dict[str, Tensor] = {}
         self._weights: list[Tensor] = []
-        self.due, self.looks, self.waits = bool(self._blocks), False, False
+        self.due, self.looks, self.waits = True, False, False
         self.told: Drained = []
 
     def begin(self) -> None:
@@ -90,13 +90,14 @@ class EvaluationSizes:
     def _take(self, name: str, _module: nn.Module, _given: Any, output: Any) -> None:
         tensor = output_tensor(output, learns=False)
         if tensor is not None and tensor.numel():
-            self._sizes[name] = output_rms(tensor.detach()).double()
+            self._sizes[name] = output_rms(tensor.detach())
 
     def _sampled(self) -> list[Tensor]:
         """Return entries of the first parameter of each block that has any."""
         blocks = (known() for known in self._blocks.values())
         first = (next(block.parameters(), None) for block in blocks if block is not None)
-        return [even_sample(local(p.detach()), ENTRIES) for p in first if p is not None and p.is_floating_point()]
+        held = (local(p.detach()) for p in first if p is not None and p.is_floating_point())
+        return [even_sample(each, ENTRIES).float() for each in held]  # numbers of 8 bits know no difference
 
 
 @dataclass(frozen=True, kw_only=True)
