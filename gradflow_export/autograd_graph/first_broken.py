@@ -14,14 +14,12 @@ from torch import Tensor, nn
 
 from gradflow_export.autograd_graph.loss_graph import LAYERS
 from gradflow_export.autograd_graph.loss_shape import SHAPES
-from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of, sources
+from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of, longest, sources
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.metrics.arrays.local import local
 
 Node = Any
-MOST_NODES = 50_000
-"""A longer graph is not looked at."""
 
 _KEEPS = SHAPES | frozenset(
     (
@@ -116,13 +114,14 @@ def _in_order(root: Node) -> list[Node]:
     out: list[Node] = []
     entered: set[Node] = set()
     stack: list[tuple[Node, bool]] = [(root, False)]
+    most = longest()
     while stack:
         node, done = stack.pop()
         if done:
             out.append(node)
         elif node not in entered:
             entered.add(node)
-            if len(entered) > MOST_NODES:
+            if len(entered) > most:
                 return []
             stack.append((node, True))
             stack.extend((source, False) for source in sources(node))

@@ -14,8 +14,6 @@ from gradflow_export.autograd_graph.nodes import edges, sources_in
 
 LEARN_STEPS = 3
 """Sampled steps that are followed from the loss back; a new block called later is followed again."""
-MOST_NODES = 100_000
-"""A graph with more nodes is not followed: it would hold up the training thread for more than half a second."""
 LOSS = -1
 
 
@@ -96,7 +94,7 @@ class Junctions:
         if self.left <= 0 or loss.grad_fn is None:
             return
         root: Any = loss.grad_fn
-        behind = sources_in(root, MOST_NODES)
+        behind = sources_in(root)
         if behind is None:
             self.left = 0
             return

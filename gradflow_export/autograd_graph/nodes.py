@@ -8,13 +8,25 @@ one otherwise is mended here.
 from __future__ import annotations
 
 import functools
+import math
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
+if sys.platform != "win32":
+    import resource
+
 Node = Any
 Edge = tuple[Node, int]
 """A node, and which of its results is meant."""
+MOST_NODES = 20_000
+"""A graph of more nodes is not walked through: :func:`longest`."""
+_STACK = {"darwin": 1 << 19, "win32": 1 << 20}
+"""Bytes of the stack of a thread, where it is not that of the process."""
+_FREED = 512
+"""Bytes of stack for each node, twice of what they were measured to need."""
 
 
 class Op:
@@ -201,6 +213,22 @@ def below(node: Node, index: int = 0) -> Node:
     return found[index][0] if index < len(found) else None
 
 
+def longest(most: float = MOST_NODES) -> int:
+    """Return how many nodes of a graph this thread may look at.
+
+    PyTorch frees a node that Python has seen within the call that frees the one behind it, so that a graph of 40 000
+    of them overflows a stack of 8 MiB, where one that nobody has looked at is freed in a loop.
+
+    Args:
+        most: A limit of one's own.
+    """
+    stack = float(_STACK.get(sys.platform, 0))
+    if sys.platform != "win32" and (not stack or threading.current_thread() is threading.main_thread()):
+        limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
+        stack = math.inf if limit == resource.RLIM_INFINITY else limit
+    return int(min(most, MOST_NODES, stack // _FREED))
+
+
 def head_of(node: Node, count: int = 4) -> tuple[type, ...]:
     """Return what the last operations are, followed by their first arguments.
 
@@ -221,7 +249,7 @@ def walk(
     *,
     past: Callable[[Node], bool] = lambda _: True,
     into: Callable[[Node], bool] = lambda _: True,
-    most: float = float("inf"),
+    most: float = MOST_NODES,
 ) -> Iterator[Node]:
     """Yield each node behind some nodes once, these first, nearer ones before those that lie behind them.
 
@@ -229,8 +257,9 @@ def walk(
         roots: Where to begin; ``None`` is left out.
         past: Whether to go on behind a node.
         into: Whether to go to a node at all; these themselves are not asked.
-        most: Nodes that are met at most.
+        most: Nodes that are met at most, and no more than are :func:`longest`.
     """
+    most = longest(most)
     waiting = deque(dict.fromkeys(root for root in roots if root is not None))
     seen = set(waiting)
     while waiting and len(seen) <= most:
@@ -249,14 +278,14 @@ def is_alone(node: Node, term: Node) -> bool:
     return node is term
 
 
-def sources_in(root: Node, most: int) -> dict[Node, list[Node]] | None:
+def sources_in(root: Node, most: int = MOST_NODES) -> dict[Node, list[Node]] | None:
     """Return by node what its arguments came from, as :func:`sources` does; ``None`` where a graph is too long.
 
     Args:
         root: What everything leads to; it is the first key.
-        most: Nodes that a graph may have.
+        most: Nodes that a graph may have, and no more than are :func:`longest`.
     """
-    found: dict[Node, list[Node]] = {root: []}
+    most, found = longest(most), dict[Node, list[Node]]({root: []})
     waiting = deque(found)
     while waiting:
         node = waiting.popleft()
@@ -270,14 +299,14 @@ def sources_in(root: Node, most: int) -> dict[Node, list[Node]] | None:
     return found
 
 
-def takers_in(root: Node, most: int) -> dict[Node, list[Node]] | None:
+def takers_in(root: Node, most: int = MOST_NODES) -> dict[Node, list[Node]] | None:
     """Return by node which nodes take its result, once for each argument; ``None`` where a graph is too long.
 
     Args:
         root: What everything leads to; it is the first key, and nothing takes it.
-        most: Nodes that a graph may have.
+        most: Nodes that a graph may have, and no more than are :func:`longest`.
     """
-    takers: dict[Node, list[Node]] = {root: []}
+    most, takers = longest(most), dict[Node, list[Node]]({root: []})
     waiting = deque(takers)
     while waiting:
         node = waiting.popleft()

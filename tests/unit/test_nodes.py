@@ -1,6 +1,10 @@
 """The graph of autograd: names of nodes are those of the installed torch, and the walk meets each node once."""
 
 import mmap
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,7 @@ from gradflow_export.autograd_graph.nodes import (
     inputs,
     is_variant,
     kind_of,
+    longest,
     sources,
     sources_in,
     takers_in,
@@ -144,3 +149,36 @@ def test_what_a_result_comes_from_is_known_once_for_each_argument():
     square = (x * x).grad_fn
     assert sources_in(square, 10)[square] == [below(square), below(square)]
     assert sources_in(top, 3) is None
+
+
+def looked_at_and_freed():
+    """Look at long graphs in each way, and let go of them."""
+    for look in (lambda root: list(walk([root])), sources_in, takers_in):
+        result = torch.ones(2, requires_grad=True)
+        for _ in range(100_000):
+            result = result * 1.0
+        look(result.grad_fn)
+        del result
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limit of the stack can be set")
+def test_a_graph_that_was_looked_at_does_not_overflow_the_stack_when_it_is_freed():
+    """PyTorch frees nodes that Python has seen one within the other: in a process of its own, as an overflow ends it."""
+    here, name = str(Path(__file__).parent), Path(__file__).stem
+    program = (
+        f"import sys, threading; sys.path.insert(0, {here!r}); from {name} import looked_at_and_freed as f; "
+        "thread = threading.Thread(target=f); thread.start(); thread.join(); f(); print('whole')"
+    )
+    for size in ("8192", "1024"):
+        command = ["bash", "-c", f"ulimit -Ss {size} && exec {shlex.join([sys.executable, '-c', program])}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout.strip()) == (0, "whole"), done.stderr
+
+
+def test_how_many_nodes_are_looked_at_goes_by_the_stack(monkeypatch):
+    assert longest(10) == 10
+    assert longest() == longest(1e9) >= 1_000
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert longest() == longest(1e9) >= 1_000
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(longest).result() == 1_024

@@ -16,8 +16,6 @@ from gradflow_export.autograd_graph.nodes import ATTENTION, Op, below, kind_of, 
 from gradflow_export.hooks import torch_private
 
 Node = Any
-MOST_NODES = 20_000
-"""A graph of more nodes is not searched for other uses of what stands between two layers."""
 _PASSED = frozenset(
     [
         Op.ALIAS,
@@ -82,7 +80,7 @@ def pairs_of(made: list[tuple[Node, str]], root: Node, modules: Mapping[str, nn.
     }
     if not candidates:
         return ()
-    takers = takers_in(root, MOST_NODES) or {}
+    takers = takers_in(root) or {}
     return tuple(
         Pair(*names, width=_width(modules[names[0]], modules[names[1]]))
         for names, each in candidates.items()
