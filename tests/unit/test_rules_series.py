@@ -652,8 +652,9 @@ def test_leak_is_seen_through_readings_that_come_in_stairs():
         [500 + 0.1 * i for i in range(200)],
         [500 + 100.0 * (i % 10) for i in range(200)],
         [500.0] * 5 + [900.0] * 195,
+        [500 + 0.08 * i + 250.0 * (i >= 90) for i in range(120)],
     ],
-    ids=["fills-then-plateaus", "too-little", "saw-tooth", "one-allocation"],
+    ids=["fills-then-plateaus", "too-little", "saw-tooth", "one-allocation", "late-allocation"],
 )
 def test_memory_that_levels_off_or_comes_back_is_no_leak(values):
     """A buffer that fills, a saw-tooth and one allocation are not leaks."""
