@@ -38,30 +38,22 @@ class Draws:
     def __init__(self, guard: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
         self._made: list[tuple[Tensor, list[Node]]] = []
         self._asked: set[int] = set()
-        self._stack: ExitStack | None = None
         self._drew, self._ask = guard(self._sampled), guard(self._judged)
 
-    def install(self) -> None:
-        """Begin to see draws."""
-        if self._stack is not None:
-            return
-        with ExitStack() as stack:
-            for kind in [Distribution, *(getattr(distributions, name) for name in distributions.__all__)]:
-                if not (isinstance(kind, type) and issubclass(kind, Distribution)):
-                    continue
-                for name, see in (("sample", self._drew), ("log_prob", self._ask)):
-                    if name in vars(kind):
-                        spy = Spy(kind, name, see, result=True)
-                        spy.install()
-                        stack.callback(spy.remove)
-            self._stack = stack.pop_all()
+    def install(self, until: ExitStack) -> None:
+        """Begin to see draws.
 
-    def remove(self) -> None:
-        """Put every method back, and forget what was drawn."""
-        if self._stack is not None:
-            self._stack.close()
-            self._stack = None
-        self.forget()
+        Args:
+            until: Puts every method back when it is closed, and forgets what was drawn.
+        """
+        until.callback(self.forget)
+        named = (getattr(distributions, name) for name in distributions.__all__)
+        for kind in [Distribution, *(each for each in named if isinstance(each, type))]:
+            for name, see in (("sample", self._drew), ("log_prob", self._ask)):
+                if name in vars(kind) and issubclass(kind, Distribution):
+                    spy = Spy(kind, name, see, result=True)
+                    spy.install()
+                    until.callback(spy.remove)
 
     def forget(self) -> None:
         """Forget what was drawn."""
