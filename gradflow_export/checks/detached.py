@@ -12,7 +12,7 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from gradflow_export.autograd_graph.loss_graph import LAYERS, Node
-from gradflow_export.autograd_graph.nodes import Op, below, kind_of, sources, walk
+from gradflow_export.autograd_graph.nodes import Op, below, kind_of, sources, through, walk
 from gradflow_export.checks.leakage import MOST_NODES, Graph
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.function_spy import Spy
@@ -131,35 +131,24 @@ def cut_off(graph: Graph, names: Mapping[int, str], draws: Draws) -> dict[str, b
 
 def _leads(layers: Mapping[Node, str], taker: str, makers: list[str]) -> bool:
     """Whether elsewhere a gradient does go from a layer to one of those that made what it is given here."""
-    behind = _below({node for node, name in layers.items() if name == taker}, stop=FLAT)
+    own = (node for node, name in layers.items() if name == taker)
+    behind = walk(own, into=lambda node: kind_of(node) not in FLAT)
     return any(layers.get(node) in makers for node in behind)
 
 
 def _steps_before(graph: Graph, layer: Node, source: Node, layers: Mapping[Node, str]) -> list[Node]:
     """Return the steps behind which all layers before a layer lie, where nothing but such layers takes them."""
-    steps, passed = set[Node](), set[Node]()
-    waiting = [source]
-    while waiting:
-        here = waiting.pop()
-        if here in passed or here in steps:
-            continue
-        if kind_of(here) in FLAT:
-            steps.add(here)
-            continue
-        passed.add(here)
-        if here in layers:
-            return []
-        waiting += sources(here)
-    before = {layers[node] for node in _below(steps) if node in layers}
+    passed = set(walk([source], past=lambda node: node not in layers and kind_of(node) not in FLAT))
+    if not passed.isdisjoint(layers):
+        return []
+    steps = {node for node in passed if kind_of(node) in FLAT}
+    passed -= steps
+    before = {layers[node] for node in walk(steps) if node in layers}
     # Also with a loss of its own, as where a score is computed by hand, or with the same weights again.
     others = [taker for step in steps for taker in graph.takers.get(step, ()) if taker not in passed]
     above = {layers[node] for node in graph.above([layer]) if node in layers}
     alone = all(taker in layers for taker in others) and before.isdisjoint({*above, layers[layer]})
     return [node for step in steps for node in sources(step)] if alone else []
-
-
-def _below(nodes: set[Node], stop: frozenset[str] = frozenset()) -> set[Node]:
-    return set(walk(nodes, into=lambda node: kind_of(node) not in stop))
 
 
 def _nearest(nodes: list[Node], names: Mapping[int, str]) -> list[str]:
@@ -178,9 +167,7 @@ def owner_of(node: Node, names: Mapping[int, str]) -> str | None:
     """
     if kind_of(node) not in LAYERS:
         return None
-    here = below(node, LAYERS[kind_of(node)][2])
-    while kind_of(here) in {Op.T, Op.TO_COPY, Op.TRANSPOSE, Op.UNSQUEEZE, Op.VIEW}:
-        here = below(here)
+    here = through(below(node, LAYERS[kind_of(node)][2]), {Op.T, Op.TO_COPY, Op.TRANSPOSE, Op.UNSQUEEZE, Op.VIEW})
     return names.get(id(getattr(here, "variable", None))) if kind_of(here) == Op.LEAF else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import deque
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from gradflow_export.autograd_graph.loss_graph import Node
 from gradflow_export.autograd_graph.loss_shape import shape_of
-from gradflow_export.autograd_graph.nodes import Op, kind_of, sources
+from gradflow_export.autograd_graph.nodes import Op, kind_of, sources, walk
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.readings import Clue, Drained, stack_scalars
@@ -131,21 +132,17 @@ def terms_of_sum(node: Node) -> tuple[Terms, bool]:
     Args:
         node: What made the scalar.
     """
-    terms: set[tuple[int, str]] = set()
-    waiting, seen = deque([node]), {node}
-    while waiting and len(seen) < NODES:
-        here = waiting.popleft()
-        made_of = sources(here)
-        kind = kind_of(here)
-        scalar = all(size == 1 for size in shape_of(here))
-        listed = kind in {Op.MEAN, Op.SUM} and len(made_of) == 1 and kind_of(made_of[0]) in _LISTS
-        product = kind in {Op.DIV, Op.MUL} and len(made_of) > 1
-        if made_of and not product and ((scalar and (kind in _SUMS or listed)) or kind in _LISTS):
-            waiting.extend(source for source in made_of if source not in seen)
-            seen.update(made_of)
-        elif kind != Op.LEAF:
-            terms.add((torch_private.sequence_number(here), kind))
-    return frozenset(terms), not waiting
+    met = list(itertools.islice(walk([node], past=_adds_up), NODES + 1))
+    terms = [each for each in met[:NODES] if kind_of(each) != Op.LEAF and not _adds_up(each)]
+    return frozenset((torch_private.sequence_number(term), kind_of(term)) for term in terms), len(met) <= NODES
+
+
+def _adds_up(node: Node) -> bool:
+    made_of, kind = sources(node), kind_of(node)
+    scalar = all(size == 1 for size in shape_of(node))
+    listed = kind in {Op.MEAN, Op.SUM} and len(made_of) == 1 and kind_of(made_of[0]) in _LISTS
+    product = kind in {Op.DIV, Op.MUL} and len(made_of) > 1
+    return bool(made_of) and not product and ((scalar and (kind in _SUMS or listed)) or kind in _LISTS)
 
 
 @dataclass(frozen=True, kw_only=True)
