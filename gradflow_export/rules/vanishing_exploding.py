@@ -18,7 +18,7 @@ from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import none_better, reading_of
 from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.sampled import SURE
-from gradflow_export.rules.signals import Chain, Floats, chains, connections, converged, outlying, owner
+from gradflow_export.rules.signals import Chain, Floats, chains, connected, converged, outlying, owner
 
 WORST = 0.75
 """Share of the whole change, in nats, from which a layer is named."""
@@ -183,7 +183,7 @@ class VanishingParameters(Rule):
             blocks = history.at_sites("block.gradient_norm").sites
             inside = tuple(f"{block}." for block in blocks)
             behind = [*takewhile(lambda site: not site.startswith(inside), reversed(sizes))][::-1]
-            vectors = _vectors(history)
+            vectors = connected(history, Wiring.VECTOR)
             links = _chained([site for site in behind if site not in vectors], sizes)
             if len(links.sites) >= self.least and self._trend(links):
                 finding = self._judge(links)
@@ -219,13 +219,6 @@ def _root_mean_squares(record: StepRecord) -> dict[str, float]:
 
 def _chained(sites: list[str], sizes: Mapping[str, float]) -> Chain:
     return Chain(tuple(sites), np.log(np.array([sizes[site] for site in sites], dtype=np.float64)))
-
-
-def _vectors(history: History) -> set[str]:
-    """Return the parameters known to have at most one dimension: biases, and weights of normalisations."""
-    states = history.at_sites("connection.state")
-    vector = ((connections(states) & Wiring.VECTOR) > 0).any(axis=0)
-    return {states.sites[index] for index in np.flatnonzero(vector)}
 
 
 def _stacks(sizes: Mapping[str, float], history: History) -> list[Chain]:
