@@ -98,7 +98,7 @@ class WiringInstrument(Reader):
             return
         self._steps += 1
         named = member_parameters(model)
-        names = {id(p): (place, name) for place, (name, p) in enumerate(named)}
+        names = {id(p): name for name, p in named}
         if self._steps <= LOOKS:
             self._search_hidden(model, names)
         owned = _ids(self._optimizers)
@@ -106,13 +106,12 @@ class WiringInstrument(Reader):
             owned |= {id(p): False for p in step.owned.parameters}
         parameters = [p for _, p in named]
         if self._steps == 1:
-            self._first = [*_first_entries([(names[id(p)][1], p) for p in parameters]), *_input_weights(model, names)]
+            self._first = [*_first_entries(named), *_input_weights(model, names)]
         self._search_waiting(parameters, owned)
         waiting, mine = _ids(self._waiting), {id(p) for p in step.owned.parameters}
         if self._steps == LOOKS:
-            self._frozen = _frozen_sizes([(names[id(p)][1], p) for p in parameters])
-        for parameter in parameters:
-            name = names[id(parameter)][1]
+            self._frozen = _frozen_sizes(named)
+        for name, parameter in named:
             code = _code(parameter, owned, waiting) | _STEPPED * (id(parameter) in mine)
             self._codes[name] = self._codes.get(name, 0) | code
         outside = dict(_kept_outside(model)) if self._hidden else {}
@@ -260,11 +259,11 @@ def _is_matrix(p: Tensor) -> bool:
     return p.dim() > 1 and p.numel() > 0 and p.is_floating_point() and not hasattr(p, "placements")
 
 
-def _input_weights(model: nn.Module, names: Mapping[int, tuple[int, str]]) -> Drained:
+def _input_weights(model: nn.Module, names: Mapping[int, str]) -> Drained:
     """Return which layer of its stack each input weight of a recurrent module belongs to, counted from 0."""
     stacks = (m for m in model.modules() if isinstance(m, nn.RNNBase) and m.num_layers > 1)
     held = {
-        names[id(p)][1]: layer
+        names[id(p)]: layer
         for m in stacks
         for own in (dict(torch_private.parameters(m)),)
         for layer in range(m.num_layers)
