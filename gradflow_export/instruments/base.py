@@ -233,7 +233,10 @@ class Reader(Instrument):
 
     def drain(self) -> Drained:
         """Give out what was collected since the last call, and forget it."""
-        out = [*self._out, *(Clue.by_layer(fact, values) for fact, values in self._facts.items() if values)]
+        out = self._out
+        for fact, values in self._facts.items():
+            if values:
+                out.append(Clue.by_layer(fact, values))
         self.forget()
         return out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
@@ -80,9 +81,8 @@ class ModeInstrument(Reader):
 
     def forget(self) -> None:
         """Forget the passes since the last step."""
-        super().forget()
+        self._out, self._facts, self._entered = [], defaultdict(dict), None
         self._training = self._quiet = self._asleep = 0
-        self._entered = None
 
     def drain(self) -> Drained:
         """Give out what was seen since the last step; nothing where every pass ran in the mode it should."""
