@@ -12,7 +12,7 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, Final
 
 if sys.platform != "win32":
@@ -247,6 +247,7 @@ def head_of(node: Node, count: int = 4) -> tuple[type, ...]:
 def walk(
     roots: Iterable[Node],
     *,
+    step: Callable[[Node], Iterable[Node]] = sources,
     past: Callable[[Node], bool] = lambda _: True,
     into: Callable[[Node], bool] = lambda _: True,
     most: float = MOST_NODES,
@@ -255,6 +256,7 @@ def walk(
 
     Args:
         roots: Where to begin; ``None`` is left out.
+        step: Where a node leads to.
         past: Whether to go on behind a node.
         into: Whether to go to a node at all; these themselves are not asked.
         most: Nodes that are met at most, and no more than are :func:`longest`.
@@ -265,10 +267,22 @@ def walk(
     while waiting and len(seen) <= most:
         node = waiting.popleft()
         yield node
-        for source in sources(node) if past(node) else ():
+        for source in step(node) if past(node) else ():
             if source not in seen and into(source):
                 seen.add(source)
                 waiting.append(source)
+
+
+def through(node: Node, kinds: Container[str]) -> Node:
+    """Return the first node of no such kind, from one on and along first arguments.
+
+    Args:
+        node: Where to begin.
+        kinds: Of :class:`Op`; those that are passed.
+    """
+    while kind_of(node) in kinds:
+        node = below(node)
+    return node
 
 
 def is_alone(node: Node, term: Node) -> bool:

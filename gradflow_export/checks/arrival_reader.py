@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import weakref
+import contextlib
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle, unserializable_hook
+from torch import Tensor
+from torch.utils.hooks import unserializable_hook
 
 from gradflow_export.autograd_graph.loss_shape import factor_of
 from gradflow_export.autograd_graph.nodes import Op, kind_of, sources
 from gradflow_export.hooks import torch_private
-from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot, slots
-from gradflow_export.hooks.readings import Clue, Drained, stack_scalars
-from gradflow_export.instruments.base import Instrument, Setting
+from gradflow_export.hooks.readings import Clue, stack_scalars
+from gradflow_export.instruments.base import Reader, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 
 FOLLOWED = 4
@@ -61,7 +60,7 @@ class _Arrivals:
         self.later: list[Tensor | None] = []
 
 
-class ArrivalInstrument(Instrument):
+class ArrivalInstrument(Reader):
     """Follows a few parameters through the backward passes between two steps of their optimizer, while armed.
 
     A gradient that no pass since the last step found cleared is a sum over steps. One that came and is not there at
@@ -75,57 +74,38 @@ class ArrivalInstrument(Instrument):
 
     Within a step that calls a closure several times, what a pass finds is of earlier weights where these have changed
     since the pass before it; micro-batches of one call are passes at the same weights.
-
-    Args:
-        model: The unwrapped model; only weak references to its modules are kept.
-        guard: Wraps the hooks.
     """
 
-    instrument: ClassVar[str] = "wiring"
-    interval: ClassVar[int] = 100
-
-    def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
-        self._model = weakref.ref(model)
-        self._take, self._keep = guard(self._arrives), guard(self._accumulated)
-        self._handles: list[RemovableHandle] = []
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._take, self._keep = self._guard(self._arrives), self._guard(self._accumulated)
         self._seen: dict[int, _Arrivals] = {}
         self._order = 0
         self._last = 0
         self._whole: set[int] | None = None
         self._one_of: dict[int, Slot] = {}
         self._parts: list[float] = []
-        self._out: Drained = []
 
-    @classmethod
-    def make(cls, setting: Setting) -> ArrivalInstrument:
-        """Make one for a model."""
-        return cls(setting.model, guard=setting.part(cls.instrument))
-
-    def arm(self, *, on: bool) -> None:
-        """Put hooks on a few parameters, or with ``on=False`` take them away."""
-        if on and not self._handles:
-            model = self._model()
-            found = [] if model is None else [(slot, p) for slot, p in slots(model) if _can_follow(p)]
-            chosen = found[:: -(-len(found) // FOLLOWED) or 1]
-            known = {id(p) for _, p in chosen}
-            others = [(one, one()) for key, one in list(self._one_of.items())[:PLAYERS] if key not in known]
-            chosen += [(slot, p) for slot, p in others if p is not None and _can_follow(p)]
-            if self._last:  # of the others it is not known what came since their last step
-                self._whole = {self._last}
-            for slot, parameter in chosen:
-                hook = unserializable_hook(partial(self._take, slot))  # type: ignore[no-untyped-call]
-                self._handles.append(parameter.register_hook(hook))  # type: ignore[no-untyped-call]
-                self._handles.append(parameter.register_post_accumulate_grad_hook(self._keep))  # type: ignore[no-untyped-call]
-        elif not on and self._handles:
-            for handle in self._handles:
-                handle.remove()
-            self._handles = []
-            self._seen.clear()
-            self._parts = []
+    def listen(self, until: contextlib.ExitStack) -> None:
+        """Put hooks on a few parameters."""
+        model = self._model()
+        found = [] if model is None else [(slot, p) for slot, p in slots(model) if _can_follow(p)]
+        chosen = found[:: -(-len(found) // FOLLOWED) or 1]
+        known = {id(p) for _, p in chosen}
+        others = [(one, one()) for key, one in list(self._one_of.items())[:PLAYERS] if key not in known]
+        chosen += [(slot, p) for slot, p in others if p is not None and _can_follow(p)]
+        if self._last:  # of the others it is not known what came since their last step
+            self._whole = {self._last}
+        self._parts = []
+        until.callback(self._seen.clear)
+        for slot, parameter in chosen:
+            hook = unserializable_hook(partial(self._take, slot))  # type: ignore[no-untyped-call]
+            until.callback(parameter.register_hook(hook).remove)  # type: ignore[no-untyped-call]
+            until.callback(parameter.register_post_accumulate_grad_hook(self._keep).remove)  # type: ignore[no-untyped-call]
 
     def see(self, root: Tensor) -> None:
         """Note by what a loss is divided."""
-        if self._handles:
+        if self.armed:
             self._parts.append(_divided_by(root))
 
     def before(self, step: OptimizerStep) -> None:
@@ -179,15 +159,6 @@ class ArrivalInstrument(Instrument):
     def skip(self, step: OptimizerStep) -> None:
         """Forget the gradients of a step that a gradient scaler skipped."""
         self._forget(step)
-        self._out = []
-
-    def drain(self) -> Drained:
-        """Give out what was compared since the last call."""
-        out, self._out = self._out, []
-        return out
-
-    def forget(self) -> None:
-        """Forget what was compared: the step makes no record."""
         self._out = []
 
     def _forget(self, step: OptimizerStep) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -26,11 +24,9 @@ from gradflow_export.checks.same_batch import Draws
 from gradflow_export.checks.target_reader import among_samples, by_hand, same_words, signs, weighted
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import saved
-from gradflow_export.hooks.compiled_calls import CompiledCode
-from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.members import members
 from gradflow_export.hooks.readings import ClueSample, Drained
-from gradflow_export.instruments.base import Instrument, Setting
+from gradflow_export.instruments.base import Reader, Setting
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.constants import PICKED
 from gradflow_export.records.loss_mistakes import RELU_BEFORE_CE, SOFTMAX_OVER_BATCH, WITH_ITSELF
@@ -46,34 +42,22 @@ PASSES = 4
 """Backward passes of one step that are looked at; the micro-batches of an accumulated step are much alike."""
 
 
-class InputInstrument(Instrument):
+class InputInstrument(Reader):
     """On sampled steps reads the graph of each loss before its backward pass, and takes rows of what it holds.
 
     Rows of inputs, predictions and targets are those of the same samples where that is known from their number. They
     are copied to the worker, which remembers some of them: see :class:`Remembered`.
-
-    Args:
-        model: Gives the model, or ``None`` when it is gone.
-        guard: Wraps what reads the graph.
-        code: Knows whether the model is compiled.
     """
 
     instrument: ClassVar[str] = "inputs"
-    interval: ClassVar[int] = 100
 
-    def __init__(self, model: Callable[[], Any], *, guard: Guard = unguarded, code: CompiledCode | None = None) -> None:
-        self._model, self._read = model, guard(self._look)
-        self.armed, self._passes, self._itself = False, 0, 0
-        self._out: Drained = []
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._read, self._passes, self._itself = self._guard(self._look), 0, 0
         self._remembered, self._inputs = dict[str, Remembered](), Remembered()
         self._ends: dict[str, LastSteps] = {}
         self._draws = Draws()
-        self._answers = Answers(guard=guard, code=code)
-
-    @classmethod
-    def make(cls, setting: Setting) -> InputInstrument:
-        """Make one for a model."""
-        return cls(weakref.ref(setting.model), guard=setting.part(cls.instrument), code=setting.code)
+        self._answers = Answers(guard=self._guard, code=self._code)
 
     @property
     def modules(self) -> int:
@@ -90,11 +74,10 @@ class InputInstrument(Instrument):
             stack.callback(kept.clear)
         return stack
 
-    def arm(self, *, on: bool) -> None:
-        """Begin to look, or with ``on=False`` look no more."""
-        if on != self.armed:
-            self._answers.arm(on=on)
-        self.armed = on
+    def listen(self, until: contextlib.ExitStack) -> None:
+        """Begin to see what the model answers."""
+        self._answers.arm(on=True)
+        until.callback(self._answers.arm, on=False)
 
     def forget(self) -> None:
         """Forget what was collected: the step makes no record."""

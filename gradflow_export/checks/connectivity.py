@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,14 +15,12 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.autograd_graph.nodes import sources
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.called_modules import Calls
-from gradflow_export.hooks.compiled_calls import CompiledCode
-from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.members import member_parameters, members
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot
 from gradflow_export.hooks.readings import Clue, Drained, stack_scalars
-from gradflow_export.instruments.base import Cost, Instrument, Setting
+from gradflow_export.instruments.base import Cost, Reader, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.step_record import RUN_SITE
@@ -54,27 +51,16 @@ _STEPPED = int(Wiring.STEPPED)
 """Plain numbers: flags are joined by a function of Python's."""
 
 
-class WiringInstrument(Instrument):
-    """Reads, while armed, how each parameter is connected; looks at descriptions only, never at an entry.
+class WiringInstrument(Reader):
+    """Reads, while armed, how each parameter is connected; looks at descriptions only, never at an entry."""
 
-    Args:
-        model: The unwrapped model; only weak references to what is found in it are kept.
-        calls: Whether calls of modules can be seen.
-        code: Knows whether the model turned out to be compiled, where they cannot.
-        guard: Wraps the hooks that see calls.
-    """
-
-    instrument: ClassVar[str] = "wiring"
-    interval: ClassVar[int] = 100
     cost: ClassVar[Cost] = "P"
 
-    def __init__(
-        self, model: nn.Module, *, calls: bool = True, code: CompiledCode | None = None, guard: Guard = unguarded
-    ) -> None:
-        self._model, self._code = weakref.ref(model), code
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._waiting: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._calls = Calls(self._model, guard=guard) if calls else None
+        self._calls = None if self._code.found else Calls(self._model, guard=self._guard)
         self._hidden: dict[str, Slot | None] = {}
         self._made: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         self._steps = 0
@@ -84,33 +70,19 @@ class WiringInstrument(Instrument):
         self._orphans = 0
         self._frozen: Drained = []
 
-    @classmethod
-    def make(cls, setting: Setting) -> WiringInstrument:
-        """Make one for a model."""
-        code = setting.code
-        return cls(setting.model, calls=not code.found, code=code, guard=setting.part(cls.instrument))
-
     @property
     def modules(self) -> int:
         """Each parameter is looked at by itself, and how they hang together seldom changes."""
         model = self._model()
         return 1 if model is None else max(sum(1 for _ in model.parameters()) // 2 * 2, 1)
 
-    def attach(self) -> contextlib.ExitStack:
-        """Begin; closing the returned stack forgets everything."""
-        stack = super().attach()
-        stack.callback(self._hidden.clear)
-        stack.callback(self._made.clear)
-        return stack
-
     def arm(self, *, on: bool) -> None:
         """Begin to read, or with ``on=False`` read no more."""
         self.armed = on
         self.forget()  # a record begins; what several optimizers of one record showed is joined until then
-        compiled = self._code is not None and self._code.found
         if self._calls is not None:
-            self._calls.arm(on=on and self._steps < LOOKS and not compiled)
-        if compiled:  # what was seen of its calls, from outside, is not what was called
+            self._calls.arm(on=on and self._steps < LOOKS and not self._code.found)
+        if self._code.found:  # what was seen of its calls, from outside, is not what was called
             self._calls = None
 
     def noticed(self, optimizer: Optimizer) -> None:
@@ -126,7 +98,7 @@ class WiringInstrument(Instrument):
             return
         self._steps += 1
         named = member_parameters(model)
-        names = {id(p): (place, name) for place, (name, p) in enumerate(named)}
+        names = {id(p): name for name, p in named}
         if self._steps <= LOOKS:
             self._search_hidden(model, names)
         owned = _ids(self._optimizers)
@@ -134,13 +106,12 @@ class WiringInstrument(Instrument):
             owned |= {id(p): False for p in step.owned.parameters}
         parameters = [p for _, p in named]
         if self._steps == 1:
-            self._first = [*_first_entries([(names[id(p)][1], p) for p in parameters]), *_input_weights(model, names)]
+            self._first = [*_first_entries(named), *_input_weights(model, names)]
         self._search_waiting(parameters, owned)
         waiting, mine = _ids(self._waiting), {id(p) for p in step.owned.parameters}
         if self._steps == LOOKS:
-            self._frozen = _frozen_sizes([(names[id(p)][1], p) for p in parameters])
-        for parameter in parameters:
-            name = names[id(parameter)][1]
+            self._frozen = _frozen_sizes(named)
+        for name, parameter in named:
             code = _code(parameter, owned, waiting) | _STEPPED * (id(parameter) in mine)
             self._codes[name] = self._codes.get(name, 0) | code
         outside = dict(_kept_outside(model)) if self._hidden else {}
@@ -288,11 +259,11 @@ def _is_matrix(p: Tensor) -> bool:
     return p.dim() > 1 and p.numel() > 0 and p.is_floating_point() and not hasattr(p, "placements")
 
 
-def _input_weights(model: nn.Module, names: Mapping[int, tuple[int, str]]) -> Drained:
+def _input_weights(model: nn.Module, names: Mapping[int, str]) -> Drained:
     """Return which layer of its stack each input weight of a recurrent module belongs to, counted from 0."""
     stacks = (m for m in model.modules() if isinstance(m, nn.RNNBase) and m.num_layers > 1)
     held = {
-        names[id(p)][1]: layer
+        names[id(p)]: layer
         for m in stacks
         for own in (dict(torch_private.parameters(m)),)
         for layer in range(m.num_layers)

@@ -12,7 +12,7 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from gradflow_export.autograd_graph.loss_graph import LAYERS, Node
-from gradflow_export.autograd_graph.nodes import Op, below, kind_of, sources, walk
+from gradflow_export.autograd_graph.nodes import Op, below, kind_of, sources, through, walk
 from gradflow_export.checks.leakage import MOST_NODES, Graph
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.function_spy import Spy
@@ -38,30 +38,22 @@ class Draws:
     def __init__(self, guard: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
         self._made: list[tuple[Tensor, list[Node]]] = []
         self._asked: set[int] = set()
-        self._stack: ExitStack | None = None
         self._drew, self._ask = guard(self._sampled), guard(self._judged)
 
-    def install(self) -> None:
-        """Begin to see draws."""
-        if self._stack is not None:
-            return
-        with ExitStack() as stack:
-            for kind in [Distribution, *(getattr(distributions, name) for name in distributions.__all__)]:
-                if not (isinstance(kind, type) and issubclass(kind, Distribution)):
-                    continue
-                for name, see in (("sample", self._drew), ("log_prob", self._ask)):
-                    if name in vars(kind):
-                        spy = Spy(kind, name, see, result=True)
-                        spy.install()
-                        stack.callback(spy.remove)
-            self._stack = stack.pop_all()
+    def install(self, until: ExitStack) -> None:
+        """Begin to see draws.
 
-    def remove(self) -> None:
-        """Put every method back, and forget what was drawn."""
-        if self._stack is not None:
-            self._stack.close()
-            self._stack = None
-        self.forget()
+        Args:
+            until: Puts every method back when it is closed, and forgets what was drawn.
+        """
+        until.callback(self.forget)
+        named = (getattr(distributions, name) for name in distributions.__all__)
+        for kind in [Distribution, *(each for each in named if isinstance(each, type))]:
+            for name, see in (("sample", self._drew), ("log_prob", self._ask)):
+                if name in vars(kind) and issubclass(kind, Distribution):
+                    spy = Spy(kind, name, see, result=True)
+                    spy.install()
+                    until.callback(spy.remove)
 
     def forget(self) -> None:
         """Forget what was drawn."""
@@ -139,35 +131,24 @@ def cut_off(graph: Graph, names: Mapping[int, str], draws: Draws) -> dict[str, b
 
 def _leads(layers: Mapping[Node, str], taker: str, makers: list[str]) -> bool:
     """Whether elsewhere a gradient does go from a layer to one of those that made what it is given here."""
-    behind = _below({node for node, name in layers.items() if name == taker}, stop=FLAT)
+    own = (node for node, name in layers.items() if name == taker)
+    behind = walk(own, into=lambda node: kind_of(node) not in FLAT)
     return any(layers.get(node) in makers for node in behind)
 
 
 def _steps_before(graph: Graph, layer: Node, source: Node, layers: Mapping[Node, str]) -> list[Node]:
     """Return the steps behind which all layers before a layer lie, where nothing but such layers takes them."""
-    steps, passed = set[Node](), set[Node]()
-    waiting = [source]
-    while waiting:
-        here = waiting.pop()
-        if here in passed or here in steps:
-            continue
-        if kind_of(here) in FLAT:
-            steps.add(here)
-            continue
-        passed.add(here)
-        if here in layers:
-            return []
-        waiting += sources(here)
-    before = {layers[node] for node in _below(steps) if node in layers}
+    passed = set(walk([source], past=lambda node: node not in layers and kind_of(node) not in FLAT))
+    if not passed.isdisjoint(layers):
+        return []
+    steps = {node for node in passed if kind_of(node) in FLAT}
+    passed -= steps
+    before = {layers[node] for node in walk(steps) if node in layers}
     # Also with a loss of its own, as where a score is computed by hand, or with the same weights again.
     others = [taker for step in steps for taker in graph.takers.get(step, ()) if taker not in passed]
     above = {layers[node] for node in graph.above([layer]) if node in layers}
     alone = all(taker in layers for taker in others) and before.isdisjoint({*above, layers[layer]})
     return [node for step in steps for node in sources(step)] if alone else []
-
-
-def _below(nodes: set[Node], stop: frozenset[str] = frozenset()) -> set[Node]:
-    return set(walk(nodes, into=lambda node: kind_of(node) not in stop))
 
 
 def _nearest(nodes: list[Node], names: Mapping[int, str]) -> list[str]:
@@ -186,9 +167,7 @@ def owner_of(node: Node, names: Mapping[int, str]) -> str | None:
     """
     if kind_of(node) not in LAYERS:
         return None
-    here = below(node, LAYERS[kind_of(node)][2])
-    while kind_of(here) in {Op.T, Op.TO_COPY, Op.TRANSPOSE, Op.UNSQUEEZE, Op.VIEW}:
-        here = below(here)
+    here = through(below(node, LAYERS[kind_of(node)][2]), {Op.T, Op.TO_COPY, Op.TRANSPOSE, Op.UNSQUEEZE, Op.VIEW})
     return names.get(id(getattr(here, "variable", None))) if kind_of(here) == Op.LEAF else None
 
 
@@ -224,7 +203,6 @@ class CutOff(Check):
     patience: int = 2
     heal: int = 100
 
-    name: ClassVar[str] = "cut-off"
     order: ClassVar[int] = 30
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("cut_off.receives",)

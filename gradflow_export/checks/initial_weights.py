@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +16,8 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot
-from gradflow_export.hooks.readings import Clue, ClueSample, Drained, stack_scalars
-from gradflow_export.instruments.base import Instrument, Setting
+from gradflow_export.hooks.readings import Clue, ClueSample, stack_scalars
+from gradflow_export.instruments.base import Reader, Setting
 from gradflow_export.metrics.arrays.local import local, shards
 from gradflow_export.metrics.arrays.norms import l2_norms
 from gradflow_export.metrics.arrays.samples import even_sample
@@ -55,17 +54,12 @@ _HOLDERS = (nn.ParameterList, nn.ParameterDict)
 _TABLES = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, torch_private.Norm, *_LAYERS)
 
 
-class InitialInstrument(Instrument):
-    """Reads the weights of layers before the first step, and compares their rows again a few steps later.
+class InitialInstrument(Reader):
+    """Reads the weights of layers before the first step, and compares their rows again a few steps later."""
 
-    Args:
-        model: The unwrapped model; only weak references to its weights are kept.
-    """
-
-    instrument: ClassVar[str] = "wiring"
-    interval: ClassVar[int] = 100
-
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        model = setting.model
         self._weights = {
             site_name(f"{name}.{key}".lstrip(".")): Slot(module, key)
             for name, module in model.named_modules()
@@ -81,19 +75,6 @@ class InitialInstrument(Instrument):
         self._tables = frozenset(n for n, slot in self._weights.items() if isinstance(slot.reference(), nn.Embedding))
         self._level: dict[str, Tensor] = {}
         self._steps = 0
-        self._out: Drained = []
-
-    @classmethod
-    def make(cls, setting: Setting) -> InitialInstrument:
-        """Make one for a model."""
-        return cls(setting.model)
-
-    def attach(self) -> contextlib.ExitStack:
-        """Begin; closing the returned stack forgets everything."""
-        stack = super().attach()
-        stack.callback(self._weights.clear)
-        stack.callback(self._level.clear)
-        return stack
 
     def before(self, step: OptimizerStep) -> None:
         """Read the weights that an optimizer has not changed yet, and once more after a few steps."""
@@ -124,15 +105,6 @@ class InitialInstrument(Instrument):
                 parting = [self._parting(*each) for each in named]
                 self._out.append(_pending("parameter.row_parting", sites, parting))
             self._out.append(_pending("parameter.row_spread", sites, self._spreads(named)))
-
-    def drain(self) -> Drained:
-        """Give out what was read since the last call."""
-        out, self._out = self._out, []
-        return out
-
-    def forget(self) -> None:
-        """Forget what was read: the step makes no record."""
-        self._out = []
 
     def _look_for_doubles(self, named: list[tuple[str, Tensor]]) -> None:
         for name, weight in named:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from torch import Tensor
 from gradflow_export.autograd_graph.loss_graph import LAYERS as INPUTS
 from gradflow_export.autograd_graph.loss_graph import Node, Term
 from gradflow_export.autograd_graph.loss_shape import dim_of, shape_of
-from gradflow_export.autograd_graph.nodes import ATTENTION, Op, below, inputs, kind_of, sources, takers_in, walk
+from gradflow_export.autograd_graph.nodes import ATTENTION, Op, below, inputs, kind_of, takers_in, through, walk
 from gradflow_export.autograd_graph.provenance import is_product
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.readings import ClueSample
@@ -60,14 +59,7 @@ class Graph:
 
     def above(self, sources: Iterable[Node]) -> set[Node]:
         """Return all nodes to which something leads from these."""
-        waiting = deque(sources)
-        seen = set(waiting)
-        while waiting:
-            for taker in self.takers.get(waiting.popleft(), ()):
-                if taker not in seen:
-                    seen.add(taker)
-                    waiting.append(taker)
-        return seen
+        return set(walk(sources, step=lambda node: self.takers.get(node, ())))
 
 
 def graph_behind(node: Node) -> Graph | None:
@@ -155,13 +147,9 @@ def _seers(
 
 def _reads_back(node: Node, backwards: set[int]) -> bool:
     """Whether a node is the part of a recurrent layer that reads from the end."""
-    for source in inputs(node):
-        here = source
-        while kind_of(here) in {Op.T, Op.TRANSPOSE, Op.VIEW}:
-            here = below(here)
-        if id(getattr(here, "variable", None)) in backwards and kind_of(node) not in {Op.T, Op.TRANSPOSE, Op.VIEW}:
-            return True
-    return False
+    turned = {Op.T, Op.TRANSPOSE, Op.VIEW}
+    held = (getattr(through(source, turned), "variable", None) for source in inputs(node))
+    return kind_of(node) not in turned and any(id(weight) in backwards for weight in held)
 
 
 def _fused(node: Node, length: int) -> Tensor | float | None:
@@ -212,14 +200,8 @@ def _next(visible: Tensor) -> Tensor:
 
 def _key(node: Node) -> Node:
     """Return what made the keys of the scores that a softmax is given."""
-    waiting = [below(node)]
-    for _ in range(16):
-        here: Any = waiting.pop(0) if waiting else None
-        if kind_of(here) in {Op.BADDBMM, Op.BMM}:
-            return inputs(here)[-1]
-        if kind_of(here) in _SCALING:
-            waiting += sources(here)
-    return None
+    behind = walk([below(node)], past=lambda here: kind_of(here) in _SCALING, most=32)
+    return next((inputs(here)[-1] for here in behind if kind_of(here) in {Op.BADDBMM, Op.BMM}), None)
 
 
 def _owner_below(node: Node, names: Mapping[int, str]) -> str:
@@ -353,7 +335,6 @@ class SeenAnswers(Check):
     patience: int = 2
     heal: int = 100
 
-    name: ClassVar[str] = "seen-answers"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("target.ahead",)
 

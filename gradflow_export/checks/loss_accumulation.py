@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
+import itertools
 from collections import deque
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradflow_export.autograd_graph.loss_graph import Node
 from gradflow_export.autograd_graph.loss_shape import shape_of
-from gradflow_export.autograd_graph.nodes import Op, kind_of, sources
+from gradflow_export.autograd_graph.nodes import Op, kind_of, sources, walk
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.readings import Clue, Drained, stack_scalars
-from gradflow_export.instruments.base import Instrument, Setting
+from gradflow_export.instruments.base import Reader, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
@@ -47,41 +47,22 @@ class _Root(NamedTuple):
     step: int
 
 
-class SumInstrument(Instrument):
+class SumInstrument(Reader):
     """Reads, while armed, how many losses are nested in each other: l1, l1 + l2, l1 + l2 + l3.
 
     Terms are distinguished by the number autograd gave to the node that made them, which is never given again: nothing
     of a graph is kept. Where gradients were cleared between two passes of one step, the first of them left nothing.
-
-    Args:
-        model: The unwrapped model; only a weak reference is kept.
     """
 
-    instrument: ClassVar[str] = "wiring"
-    interval: ClassVar[int] = 100
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = weakref.ref(model)
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
         self._roots: deque[_Root] = deque(maxlen=ROOTS)
         self._step = 0
         self._told: list[Tensor] = []
 
-    @classmethod
-    def make(cls, setting: Setting) -> SumInstrument:
-        """Make one for a model."""
-        return cls(setting.model)
-
-    def attach(self) -> contextlib.ExitStack:
-        """Begin; closing the returned stack forgets everything."""
-        stack = super().attach()
-        stack.callback(self._roots.clear)
-        return stack
-
-    def arm(self, *, on: bool) -> None:
-        """Begin to read, or with ``on=False`` read no more."""
-        if on and not self.armed:
-            self._roots.clear()
-        self.armed = on
+    def listen(self, until: contextlib.ExitStack) -> None:
+        """Forget the losses before: between two readings others may have come."""
+        until.callback(self._roots.clear)
 
     def see(self, root: Tensor) -> None:
         """Compare a loss with those before it, before its backward pass.
@@ -151,21 +132,17 @@ def terms_of_sum(node: Node) -> tuple[Terms, bool]:
     Args:
         node: What made the scalar.
     """
-    terms: set[tuple[int, str]] = set()
-    waiting, seen = deque([node]), {node}
-    while waiting and len(seen) < NODES:
-        here = waiting.popleft()
-        made_of = sources(here)
-        kind = kind_of(here)
-        scalar = all(size == 1 for size in shape_of(here))
-        listed = kind in {Op.MEAN, Op.SUM} and len(made_of) == 1 and kind_of(made_of[0]) in _LISTS
-        product = kind in {Op.DIV, Op.MUL} and len(made_of) > 1
-        if made_of and not product and ((scalar and (kind in _SUMS or listed)) or kind in _LISTS):
-            waiting.extend(source for source in made_of if source not in seen)
-            seen.update(made_of)
-        elif kind != Op.LEAF:
-            terms.add((torch_private.sequence_number(here), kind))
-    return frozenset(terms), not waiting
+    met = list(itertools.islice(walk([node], past=_adds_up), NODES + 1))
+    terms = [each for each in met[:NODES] if kind_of(each) != Op.LEAF and not _adds_up(each)]
+    return frozenset((torch_private.sequence_number(term), kind_of(term)) for term in terms), len(met) <= NODES
+
+
+def _adds_up(node: Node) -> bool:
+    made_of, kind = sources(node), kind_of(node)
+    scalar = all(size == 1 for size in shape_of(node))
+    listed = kind in {Op.MEAN, Op.SUM} and len(made_of) == 1 and kind_of(made_of[0]) in _LISTS
+    product = kind in {Op.DIV, Op.MUL} and len(made_of) > 1
+    return bool(made_of) and not product and ((scalar and (kind in _SUMS or listed)) or kind in _LISTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +181,6 @@ class NestedLosses(Check):
     deep: int = 3
     patience: int = 1
 
-    name: ClassVar[str] = "nested-losses"
     order: ClassVar[int] = 60
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.STALE_GRAD,)
     evidence: ClassVar[tuple[str, ...]] = ("loss.nested",)

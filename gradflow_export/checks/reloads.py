@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.module_hooks import ModuleHook, hook_loading
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot, slots
 from gradflow_export.hooks.readings import Clue, Drained
-from gradflow_export.instruments.base import Instrument, Setting
+from gradflow_export.instruments.base import Reader, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
@@ -27,41 +26,26 @@ FOLLOWED = 4
 ENTRIES = 256
 
 
-class ReloadInstrument(Instrument):
+class ReloadInstrument(Reader):
     """Counts calls of ``load_state_dict`` that put the weights of the first step back, while one optimizer goes on.
 
     An optimizer that is made anew begins another training, as for the next fold of a cross-validation. While armed it
     reads too how much of a step is still there at the next one: the greatest change of an entry as a share of the
     greatest that the step made. What is pruned or clamped again is a part of the entries, and others stay changed.
-
-    Args:
-        model: The unwrapped model; only weak references are kept.
-        guard: Wraps the hook.
     """
 
-    instrument: ClassVar[str] = "wiring"
-    interval: ClassVar[int] = 100
-
-    def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
-        self._model = weakref.ref(model)
-        self._guard = guard
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
         self._first: list[tuple[Slot, Tensor]] = []
         self._optimizer: weakref.ref[Optimizer] | None = None
         self._back: list[Tensor] = []
         self._waiting: list[Tensor] = []
         self._moved: list[tuple[Slot, Tensor, Tensor]] = []
         self._begun: list[Tensor] = []
-        self._stayed: list[Tensor] = []
-
-    @classmethod
-    def make(cls, setting: Setting) -> ReloadInstrument:
-        """Make one for a model."""
-        return cls(setting.model, guard=setting.part(cls.instrument))
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack takes the hook away."""
-        stack, model = contextlib.ExitStack(), self._model()
-        stack.callback(self._first.clear)
+        stack, model = super().attach(), self._model()
         if model is not None:
             stack.callback(hook_loading(model, ModuleHook(self._guard(self._loaded))))
         return stack
@@ -93,7 +77,7 @@ class ReloadInstrument(Instrument):
             ]
             if parts:
                 left, made = (torch.stack(list(sizes)).double().amax() for sizes in zip(*parts, strict=True))
-                self._stayed = [left / made]
+                self._out.append(Clue("wiring.stayed", (RUN_SITE,), (left / made).reshape(1)))
             self._begun = [even_sample(p, ENTRIES).clone() for p in self._followed()] if self.armed else []
 
     def after(self, step: OptimizerStep) -> None:
@@ -114,8 +98,7 @@ class ReloadInstrument(Instrument):
 
     def drain(self) -> Drained:
         """Give out how much of a step has stayed, and how often the first weights came back, while that may change."""
-        out: Drained = [Clue("wiring.stayed", (RUN_SITE,), share.reshape(1)) for share in self._stayed]
-        self._stayed = []
+        out = super().drain()
         if self._back and self.armed:
             out.append(Clue("wiring.reloads", (RUN_SITE,), torch.stack(self._back).sum().reshape(1).double()))
         return out
@@ -165,7 +148,6 @@ class Reloaded(Check):
     patience: int = 1
     heal: int = 1000
 
-    name: ClassVar[str] = "reloaded"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("wiring.reloads", "wiring.stayed")
     remembers: ClassVar[tuple[str, ...]] = ("wiring.stayed",)

@@ -21,7 +21,7 @@ from gradflow_export.hooks.readings import ClueSample
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
-from gradflow_export.rules.evidence import layers_of, seen
+from gradflow_export.rules.evidence import layers_of, seen, values_of
 from gradflow_export.rules.history import History
 
 ROWS, COLUMNS = 256, 64
@@ -209,7 +209,6 @@ class SameBatch(Check):
     stays: int = 150
     patience: int = 1
 
-    name: ClassVar[str] = "same-batch"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("input.repeats", "input.kept")
     remembers: ClassVar[tuple[str, ...]] = ("input.kept",)
@@ -222,8 +221,7 @@ class SameBatch(Check):
             if record.step - began >= self.stays:
                 text = f"all batches from step {began} to {record.step} held the same samples, after others before"
                 return (_finding(text, float(record.step - began), float(self.stays), began),)
-        for site in layers_of(record, "input.repeats"):
-            times = seen(record, "input.repeats", site) or 0.0
+        for times in values_of(record, "input.repeats").values():
             if times >= self.repeats and record.step >= self.steps:
                 text = f"{number(times + 1)} consecutive batches, each loaded anew, held the same samples"
                 return (_finding(text, times, float(self.repeats)),)

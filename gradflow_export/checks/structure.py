@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -14,43 +14,26 @@ from gradflow_export.checks.detached import Draws, cut_off
 from gradflow_export.checks.layers.discarded import Activations
 from gradflow_export.checks.leakage import across_queries, across_samples, graph_behind, samples_of
 from gradflow_export.hooks import torch_private
-from gradflow_export.hooks.compiled_calls import CompiledCode
-from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.members import members
-from gradflow_export.hooks.readings import Clue, Drained
-from gradflow_export.instruments.base import Instrument, Setting
+from gradflow_export.hooks.readings import Drained
+from gradflow_export.instruments.base import Reader, Setting
 from gradflow_export.records.loss_mistakes import OVER_QUERIES, OVER_SAMPLES
 
-LOOKS = 8
-"""Sampled steps that are looked at: structure seldom changes."""
 ROOTS = 2
 """Losses of one of these steps that are read."""
 
 
-class StructureInstrument(Instrument):
-    """In the first sampled steps reads the graph of each loss as a whole, before its backward pass.
+class StructureInstrument(Reader):
+    """In the first sampled steps reads the graph of each loss as a whole, before its backward pass."""
 
-    Args:
-        model: The unwrapped model; only weak references to it and its modules are kept.
-        code: Knows whether the model turned out to be compiled.
-        guard: Wraps what reads the graph.
-    """
-
+    looks: ClassVar[float] = 8
     instrument: ClassVar[str] = "inputs"
-    interval: ClassVar[int] = 100
 
-    def __init__(self, model: nn.Module, *, code: CompiledCode | None = None, guard: Guard = unguarded) -> None:
-        self._model, self._code = weakref.ref(model), code
-        self._read, self._draws = guard(self._look), Draws(guard)
-        self._activations = Activations(model, code=code, guard=guard)
-        self._steps = self._roots = 0
-        self._out: Drained = []
-        self._cut: dict[str, bool] = {}
-
-    @classmethod
-    def make(cls, setting: Setting) -> StructureInstrument:
-        """Make one for a model."""
-        return cls(setting.model, code=setting.code, guard=setting.part(cls.instrument))
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._read, self._draws = self._guard(self._look), Draws(self._guard)
+        self._activations = Activations(setting.model, code=self._code, guard=self._guard)
+        self._roots = 0
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack puts everything back."""
@@ -58,32 +41,25 @@ class StructureInstrument(Instrument):
         stack.enter_context(self._activations.attach())
         return stack
 
-    def arm(self, *, on: bool) -> None:
-        """Begin to look, or with ``on=False`` look no more."""
-        self.armed = on and self._steps < LOOKS
-        self._steps += self.armed
-        self._activations.arm(on=self.armed)
-        if self.armed and not (self._code is not None and self._code.found):
-            self._draws.install()
-        else:
-            self._draws.remove()
+    def listen(self, until: contextlib.ExitStack) -> None:
+        """Begin to see activations and samples that are drawn; what compiled code draws is not seen."""
+        self._activations.arm(on=True)
+        until.callback(self._activations.arm, on=False)
+        if not self._code.found:
+            self._draws.install(until)
 
     def forget(self) -> None:
         """Forget what was collected: the step makes no record."""
-        self._out, self._cut, self._roots = [], {}, 0
+        super().forget()
+        self._roots = 0
         self._draws.forget()
         self._activations.forget()
 
     def drain(self) -> Drained:
         """Give out what was collected since the last call, and forget it."""
-        out = self._out
-        if self._cut:
-            out.append(Clue.by_layer("cut_off.receives", self._cut))
-        lost = self._activations.discarded() if self._roots <= ROOTS else []
-        if lost:
-            out.append(Clue.by_layer("layer.discarded", dict.fromkeys(lost, True)))
-        self.forget()
-        return out
+        if self._roots <= ROOTS and (lost := self._activations.discarded()):
+            self._facts["layer.discarded"] = dict.fromkeys(lost, True)
+        return super().drain()
 
     def see(self, root: Tensor) -> None:
         """Look at a loss that is about to be propagated back.
@@ -110,11 +86,11 @@ class StructureInstrument(Instrument):
                     backwards.add(id(parameter))
         with torch.no_grad():
             self._activations.read(graph, names)
-            self._cut.update(cut_off(graph, names, self._draws))
-            found = [(OVER_QUERIES, across_queries(graph, owners))]
+            found: list[tuple[str, Mapping[str, float]]] = [("cut_off.receives", cut_off(graph, names, self._draws))]
+            found.append((f"mistake.{OVER_QUERIES}", across_queries(graph, owners)))
             for term in terms_of(root)[0]:
                 self._out.extend(samples_of(term, graph, owners, backwards))
-                found.append((OVER_SAMPLES, across_samples(term, graph, owners)))
-            for mistake, mixed in found:
-                if mixed:
-                    self._out.append(Clue.by_layer(f"mistake.{mistake}", mixed))
+                found.append((f"mistake.{OVER_SAMPLES}", across_samples(term, graph, owners)))
+            for fact, values in found:
+                if values:
+                    self._facts[fact].update(values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from types import MappingProxyType
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from gradflow_export.autograd_graph.layer_graph import FirstLayer
 from gradflow_export.autograd_graph.loss_graph import Node, Term
 from gradflow_export.autograd_graph.loss_shape import adds_bias, factor_of
-from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of
+from gradflow_export.autograd_graph.nodes import Op, below, kind_of, sources, through, walk
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.arrays.samples import even_sample
@@ -113,9 +112,7 @@ def _given_out(node: Node) -> Tensor | None:
 
 
 def _variable(node: Node) -> Tensor | None:
-    while kind_of(node) in {Op.T, Op.TO_COPY, Op.TRANSPOSE}:
-        node = below(node)
-    found = getattr(node, "variable", None)
+    found = getattr(through(node, {Op.T, Op.TO_COPY, Op.TRANSPOSE}), "variable", None)
     return found if isinstance(found, Tensor) else None
 
 
@@ -198,19 +195,9 @@ def same_words(term: Term, first: list[FirstLayer]) -> Tensor | None:
 
 def _reaches_words(node: Node, words: list[Tensor], count: int) -> bool:
     wanted = {(each.data_ptr(), each.numel()) for each in words}
-    waiting, seen = deque([node]), {node}
-    while waiting and len(seen) < _FAR:
-        here = waiting.popleft()
-        kind = kind_of(here)
-        if kind == Op.EMBEDDING:
-            held = saved(here, "indices")
-            if held is not None and (held.data_ptr(), held.numel()) in wanted:
-                return True
-        for source in _sources(here, kind, count):
-            if source is not None and source not in seen:
-                seen.add(source)
-                waiting.append(source)
-    return False
+    behind = walk([node], step=lambda here: _sources(here, kind_of(here), count), most=_FAR)
+    held = (saved(here, "indices") for here in behind if kind_of(here) == Op.EMBEDDING)
+    return any(each is not None and (each.data_ptr(), each.numel()) in wanted for each in held)
 
 
 def _sources(node: Node, kind: str, count: int) -> list[Node]:
@@ -221,10 +208,7 @@ def _sources(node: Node, kind: str, count: int) -> list[Node]:
         return [below(node, _MATRICES[kind])] if alone else []
     if kind in _RECURRENT:
         # What a recurrent layer says at a place has passed the word there; batch and time may be turned round.
-        source = below(node)
-        while kind_of(source) in {Op.CLONE, Op.TRANSPOSE}:
-            source = below(source)
-        return [source]
+        return [through(below(node), {Op.CLONE, Op.TRANSPOSE})]
     if kind == Op.TRANSPOSE:
         return [below(node)] if kind_of(below(node)) in _RECURRENT else []
-    return inputs(node) if kind in _BY_PLACE else []
+    return sources(node) if kind in _BY_PLACE else []

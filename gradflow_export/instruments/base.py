@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import weakref
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -13,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.guards import Part
 from gradflow_export.hooks.module_hooks import Placed
-from gradflow_export.hooks.readings import Drained
+from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.records.catalog import MetricSpec
 from gradflow_export.records.step_record import Note
 
@@ -179,6 +182,63 @@ class Instrument:
 
     def settle(self) -> None:
         """Read what came of the last step, now that the next forward pass has begun."""
+
+
+class Reader(Instrument):
+    """An instrument that reads evidence of silent mistakes; they share one part, one interval and one constructor.
+
+    Args:
+        setting: The model, of which only a weak reference is kept, and what is known of it.
+    """
+
+    instrument: ClassVar[str] = "wiring"
+    interval: ClassVar[int] = 100
+    looks: ClassVar[float] = math.inf
+    """Armed steps in which it reads, from the first on: structure seldom changes."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._model = weakref.ref(setting.model)
+        self._code, self._guard = setting.code, setting.part(self.instrument)
+        self._out: Drained = []
+        self._facts: defaultdict[str, dict[str, float]] = defaultdict(dict)  # that the host knows, by layer
+        self._looked = 0
+        self._hooked = contextlib.ExitStack()
+
+    @classmethod
+    def make(cls, setting: Setting) -> Reader:
+        """Make one for a model."""
+        return cls(setting)
+
+    def arm(self, *, on: bool) -> None:
+        """Begin to read, in ``looks`` steps at most, or with ``on=False`` read no more."""
+        on = on and self._looked < self.looks
+        self._looked += on
+        if on != self.armed:
+            self.armed = on
+            if on:
+                self.listen(self._hooked)
+            else:
+                self._hooked.close()
+
+    def listen(self, until: contextlib.ExitStack) -> None:
+        """Begin to see calls, or whatever is seen only while it reads.
+
+        Args:
+            until: Is closed when it reads no more.
+        """
+
+    def forget(self) -> None:
+        """Forget what was collected: the step makes no record."""
+        self._out, self._facts = [], defaultdict(dict)
+
+    def drain(self) -> Drained:
+        """Give out what was collected since the last call, and forget it."""
+        out = self._out
+        for fact, values in self._facts.items():
+            if values:
+                out.append(Clue.by_layer(fact, values))
+        self.forget()
+        return out
 
 
 def overrides(instrument: Instrument, method: str) -> bool:

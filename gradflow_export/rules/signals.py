@@ -230,6 +230,17 @@ def connections(series: SiteSeries) -> npt.NDArray[np.int64]:
     return np.clip(np.where(known, series.values, 0.0), 0, 2**24).astype(np.int64)
 
 
+def connected(history: History, wanted: int) -> set[str]:
+    """Return the parameters that had all of some connections at one reading or more.
+
+    Args:
+        history: Holds ``connection.state``.
+        wanted: Flags of :class:`~gradflow_export.records.evidence.Wiring`.
+    """
+    series = history.at_sites("connection.state")
+    return set(itertools.compress(series.sites, (connections(series) & wanted == wanted).any(axis=0)))
+
+
 def begun(steps: npt.NDArray[np.int64], flags: BoolArray, again: int = AGAIN) -> npt.NDArray[np.int64]:
     """Return since which reading something holds that held in none before: where it began, and is no coincidence.
 

@@ -18,7 +18,7 @@ from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import none_better, reading_of
 from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.sampled import SURE
-from gradflow_export.rules.signals import Chain, Floats, chains, connections, converged, outlying, owner
+from gradflow_export.rules.signals import Chain, Floats, chains, connected, converged, outlying, owner
 
 WORST = 0.75
 """Share of the whole change, in nats, from which a layer is named."""
@@ -82,7 +82,6 @@ class Vanishing(Rule):
     damping: float = -0.3
     alone: float = 1e-2
 
-    name: ClassVar[str] = "vanishing"
     needs: ClassVar[tuple[str, ...]] = ("block.gradient_norm",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant")
 
@@ -165,7 +164,6 @@ class VanishingParameters(Rule):
     ratio: float = 1e-4
     least: int = 4
 
-    name: ClassVar[str] = "vanishing-parameters"
     needs: ClassVar[tuple[str, ...]] = ("parameter.numel",)
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
@@ -183,7 +181,7 @@ class VanishingParameters(Rule):
             blocks = history.at_sites("block.gradient_norm").sites
             inside = tuple(f"{block}." for block in blocks)
             behind = [*takewhile(lambda site: not site.startswith(inside), reversed(sizes))][::-1]
-            vectors = _vectors(history)
+            vectors = connected(history, Wiring.VECTOR)
             links = _chained([site for site in behind if site not in vectors], sizes)
             if len(links.sites) >= self.least and self._trend(links):
                 finding = self._judge(links)
@@ -221,13 +219,6 @@ def _chained(sites: list[str], sizes: Mapping[str, float]) -> Chain:
     return Chain(tuple(sites), np.log(np.array([sizes[site] for site in sites], dtype=np.float64)))
 
 
-def _vectors(history: History) -> set[str]:
-    """Return the parameters known to have at most one dimension: biases, and weights of normalisations."""
-    states = history.at_sites("connection.state")
-    vector = ((connections(states) & Wiring.VECTOR) > 0).any(axis=0)
-    return {states.sites[index] for index in np.flatnonzero(vector)}
-
-
 def _stacks(sizes: Mapping[str, float], history: History) -> list[Chain]:
     """Return the input weights of each stacked recurrent module, first layer first."""
     known = history.at_sites("parameter.recurrent_layer")
@@ -259,7 +250,6 @@ class ExplodingDepth(Rule):
     asked: float = 3.0
     urgent: float = 1e3
 
-    name: ClassVar[str] = "exploding-depth"
     needs: ClassVar[tuple[str, ...]] = ("block.gradient_norm",)
     remembers: ClassVar[tuple[str, ...]] = ("target.rms",)
 
@@ -341,7 +331,6 @@ class ExplodingLoss(Rule):
     runaway: float = 1e3
     patience: int = 2
 
-    name: ClassVar[str] = "exploding-loss"
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "gradient.total_norm", "update.ratio", "learning_rate")
     quiet: ClassVar[bool] = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import weakref
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from gradflow_export.checks.evaluation.sizes import EvaluationSizes
 from gradflow_export.hooks import torch_private
-from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.function_spy import Spy, spies_on
-from gradflow_export.hooks.guards import Guard, hook_all_calls, unguarded
+from gradflow_export.hooks.guards import Guard, hook_all_calls
 from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls, is_plain_call
-from gradflow_export.hooks.readings import Clue, Drained
-from gradflow_export.instruments.base import Instrument, Setting
+from gradflow_export.hooks.readings import Drained
+from gradflow_export.instruments.base import Reader, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 
 FIRST_LOOKS = 2
@@ -28,72 +27,48 @@ SHOWN = 32
 """Modules named at most."""
 PARTS = 32
 """Children of a model whose own forward pass is not called that are looked at, at most."""
+DROPOUT, NOISE = "mode.evaluation_dropout", "mode.evaluation_noise"
 DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 SOURCES = ("normal", "rand", "rand_like", "randn", "randn_like")
 """Functions that draw from a continuous distribution."""
 
 
-class ModeInstrument(Instrument):
+class ModeInstrument(Reader):
     """Looks at the mode of each of the model's own forward passes, and at what is random in evaluation mode.
 
     Random numbers are detected by the state of the generators before and after a pass: at the first passes in
     evaluation mode, the 4th, the 8th and so on. Reported are dropout and noise of a continuous distribution; choices
     that are drawn, as of an action or a token, are what some models are for. Where a step has come and the model itself
     was not called, calls of its children are passes until it is: some training loops never call anything else.
-
-    Args:
-        model: The unwrapped model; only a weak reference is kept.
-        blocks: Names of the blocks whose outputs are compared with training.
-        code: Knows whether the model is compiled.
-        guard: Wraps the hooks.
     """
 
-    instrument: ClassVar[str] = "wiring"
-    interval: ClassVar[int] = 100
     every_step: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        blocks: tuple[str, ...] = (),
-        code: CompiledCode | None = None,
-        guard: Guard = unguarded,
-    ) -> None:
-        self._model = weakref.ref(model)
-        self._code, self._guard = code, guard
-        self._sizes = EvaluationSizes(model, blocks, guard=guard)
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._sizes = EvaluationSizes(setting.model, setting.blocks, guard=self._guard)
         self._evaluations = 0
         self._close = False
         self._look: _Look | None = None
         self._before: list[Tensor] = []
         self._trained = self._slept = False
         self._training = self._quiet = self._asleep = 0
-        self._dropout: dict[str, float] = {}
-        self._fixed: dict[str, float] = {}
-        self._noise: dict[str, float] = {}
-        self._noisy: dict[str, float] = {}
+        self._later: dict[str, dict[str, float]] = {DROPOUT: {}, NOISE: {}}
         self._entered: _Given | None = None
         self._again = False
         self._parts = contextlib.ExitStack()
         self._unmeasured: tuple[str, ...] | None = None
         self._called = True
-        self._parts_quiet: dict[str, float] = {}
         self.placed: list[Placed] = []
-
-    @classmethod
-    def make(cls, setting: Setting) -> ModeInstrument:
-        """Make one for a model."""
-        return cls(setting.model, blocks=setting.blocks, code=setting.code, guard=setting.part(cls.instrument))
 
     @property
     def news(self) -> bool:
         """Whether something was seen in evaluation that no step has reported yet."""
-        return bool(self._dropout or self._noise)
+        return bool(self._facts[DROPOUT] or self._facts[NOISE])
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack takes the hooks away."""
-        stack, model = contextlib.ExitStack(), self._model()
+        stack, model = super().attach(), self._model()
         if model is not None:
             begin, end = ModuleHook(self._guard(self._begin)), ModuleHook(self._guard(self._end))
             stack.callback(self._stop)
@@ -106,37 +81,31 @@ class ModeInstrument(Instrument):
 
     def forget(self) -> None:
         """Forget the passes since the last step."""
+        self._out, self._facts, self._entered = [], defaultdict(dict), None
         self._training = self._quiet = self._asleep = 0
-        self._dropout, self._noise, self._entered, self._parts_quiet = {}, {}, None, {}
 
     def drain(self) -> Drained:
         """Give out what was seen since the last step; nothing where every pass ran in the mode it should."""
         model = self._model()
         quiet = acting(model, training=True) if self._quiet and model is not None else ()
-        found = {
-            "mode.evaluation_dropout": self._dropout,
-            "mode.evaluation_noise": self._noise,
-            "mode.evaluation_training": dict.fromkeys(quiet, float(self._quiet)),
-            "mode.parts_training": self._parts_quiet,
-        }
+        self._facts["mode.evaluation_training"] = dict.fromkeys(quiet, float(self._quiet))
         asleep = self._asleep > 0 and self._training == 0
         if model is not None and asleep and not self._trained and self._unmeasured is None:
             self._unmeasured = unmeasured(model)  # once: in evaluation mode they stay as they are
         asleep = asleep and (self._trained or bool(self._unmeasured))
         if model is not None and (asleep or self._slept) and (names := acting(model, training=not asleep)):
             names = names if self._trained or self._unmeasured is None else self._unmeasured
-            found["mode.training_evaluation"] = dict.fromkeys(names, float(asleep))
+            self._facts["mode.training_evaluation"] = dict.fromkeys(names, float(asleep))
             self._slept = asleep
         self._trained |= self._training > 0
-        self.forget()
-        told, self._sizes.told = self._sizes.told, []
+        self._out, self._sizes.told = self._sizes.told, []
         if model is not None and not self._called:  # a step has come, and the model itself was not called for it
             self._called = True
-            if self._code is None or not self._code.shows:  # compiled code calls nobody, and would be compiled anew
+            if not self._code.shows:  # compiled code calls nobody, and would be compiled anew
                 part = ModuleHook(self._guard(self._part_begins))
                 children = [(child, part) for child in itertools.islice(parts_of(model), PARTS)]
                 self._parts.callback(hook_calls(children, before=True))
-        return told + [Clue.by_layer(fact, values) for fact, values in found.items() if values]
+        return super().drain()
 
     def _begin(self, module: nn.Module, given: Any, _output: Any = None) -> None:
         self._called = True
@@ -149,7 +118,7 @@ class ModeInstrument(Instrument):
             if gradients and self._sizes.waits:
                 self._sizes.go_on()
             return
-        if self._sizes.due and not gradients and is_plain_call() and not (self._code and self._code.found):
+        if self._sizes.due and not gradients and is_plain_call() and not self._code.found:
             self._sizes.begin()
         self._asleep += gradients
         self._compare(given)
@@ -171,16 +140,17 @@ class ModeInstrument(Instrument):
         elif model.training:
             inside = {id(m) for m in part.modules()}
             names = [site_name(name) for name, m in model.named_modules() if id(m) in inside]
-            self._parts_quiet.setdefault(names[0], 0.0)  # that it was called counts too
+            passes = self._facts["mode.parts_training"]
+            passes.setdefault(names[0], 0.0)  # that it was called counts too
             for name in set(names).intersection(acting(model, training=True)):
-                self._parts_quiet[name] = self._parts_quiet.get(name, 0.0) + 1.0
+                passes[name] = passes.get(name, 0.0) + 1.0
 
     def _compare(self, given: Any) -> None:
         """Tell dropout that is always on from samples on purpose: those are several passes of the same data."""
         entered = _Given.of(given)
         if not self._again and self._entered is None:  # a later evaluation; none was repeated yet
-            self._dropout.update(self._fixed)
-            self._noise.update(self._noisy)
+            for fact, found in self._later.items():
+                self._facts[fact].update(found)
         self._again |= self._entered is not None and entered.same(self._entered)
         self._entered = entered
 
@@ -196,14 +166,13 @@ class ModeInstrument(Instrument):
         drawn = any(not torch.equal(a, b) for a, b in zip(before, _states(module), strict=False))
         self._close = drawn and look is None
         if drawn and look is not None:
-            self._dropout.update(look.found)
-            self._fixed.update(look.fixed)
-            self._noisy.update(look.noise)
+            self._facts[DROPOUT].update(look.found)
+            for fact, found in look.later.items():
+                self._later[fact].update(found)
 
     def _stop(self) -> None:
         self._end(nn.Identity(), (), None)
         self._sizes.stop()
-        self.forget()
 
 
 class _Look:
@@ -211,8 +180,7 @@ class _Look:
 
     def __init__(self, model: nn.Module, guard: Guard) -> None:
         self.found: dict[str, float] = {}
-        self.fixed: dict[str, float] = {}
-        self.noise: dict[str, float] = {}
+        self.later: dict[str, dict[str, float]] = {DROPOUT: {}, NOISE: {}}
         self._names = {id(m): site_name(name) for name, m in model.named_modules()}
         self._calls: list[nn.Module] = [model]
         self._done = ""
@@ -256,7 +224,7 @@ class _Look:
         if (drops and id(module) not in self._names and module.training) or (not said and not drops):
             self._tell(share)
         elif said and not drops and (args[2] if len(args) > 2 else kwargs["training"]):
-            self._tell(share, self.fixed)
+            self._tell(share, self.later[DROPOUT])
 
     def _attended(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._tell(float(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)))
@@ -271,7 +239,7 @@ class _Look:
             self._tell(1 - p)
 
     def _drew(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._tell(1.0, self.noise)
+        self._tell(1.0, self.later[NOISE])
 
     def _tell(self, share: float, found: dict[str, float] | None = None) -> None:
         found = self.found if found is None else found

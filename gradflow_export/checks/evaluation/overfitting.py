@@ -19,12 +19,10 @@ from torch import Tensor, nn
 from gradflow_export.autograd_graph.nodes import Op, kind_of, sources
 from gradflow_export.autograd_graph.provenance import is_plain
 from gradflow_export.hooks import torch_private
-from gradflow_export.hooks.compiled_calls import CompiledCode
-from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.module_hooks import ModuleHook, Placed, hook_calls, is_plain_call
 from gradflow_export.hooks.readings import Clue, Drained
-from gradflow_export.instruments.base import Instrument, Setting
+from gradflow_export.instruments.base import Reader, Setting
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
@@ -45,27 +43,20 @@ LOOKS = 8
 """Backward passes among which the loss is looked for in what the model itself gives out."""
 
 
-class EvaluationLoss(Instrument):
+class EvaluationLoss(Reader):
     """Reads the loss of passes without gradients: the mean over the samples between two steps.
 
     Nothing of torch is replaced. The loss is, in this order, what ``exporter.observe(validation_loss=...)`` was called
     with; what the model itself gives out where training calls ``backward`` on it; what a loss module of torch gives out
     that is called after such a pass. Of several loss modules none counts. A loss function that is called outside the
     model, as ``F.cross_entropy(model(x), y)``, leaves no trace in a pass without gradients, and is not read.
-
-    Args:
-        model: The unwrapped model; only a weak reference is kept.
-        code: Of a model that is compiled no pass is seen.
-        guard: Wraps the hooks.
     """
 
-    instrument: ClassVar[str] = "wiring"
-    interval: ClassVar[int] = 100
     every_step: ClassVar[bool] = True
     takes: ClassVar[str] = "validation_loss"
 
-    def __init__(self, model: nn.Module, *, code: CompiledCode | None = None, guard: Guard = unguarded) -> None:
-        self._model, self._code, self._guard = weakref.ref(model), code, guard
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
         self._criteria = contextlib.ExitStack()
         self._places: dict[int, object] = {}
         self._place: object = None
@@ -76,11 +67,6 @@ class EvaluationLoss(Instrument):
         self._total: Tensor | None = None
         self._samples = 0
         self.placed: list[Placed] = []
-
-    @classmethod
-    def make(cls, setting: Setting) -> EvaluationLoss:
-        """Make one for a model."""
-        return cls(setting.model, code=setting.code, guard=setting.part(cls.instrument))
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack takes the hooks away."""
@@ -146,7 +132,7 @@ class EvaluationLoss(Instrument):
                     if _is_loss(value) and value.grad_fn is not None
                 }
             return
-        if self._observed or not is_plain_call() or (self._code is not None and self._code.found):
+        if self._observed or not is_plain_call() or self._code.found:
             return
         self._evaluated = self._after = True
         loss = None if self._place is None else dict(_entries(output)).get(self._place)
@@ -251,7 +237,6 @@ class Overfitting(Check):
     gained: float = 0.2
     lost: float = 0.5
 
-    name: ClassVar[str] = "overfitting"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.OVERFITTING,)
     evidence: ClassVar[tuple[str, ...]] = ("evaluation.loss",)

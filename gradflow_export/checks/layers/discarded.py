@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from gradflow_export.autograd_graph.layer_graph import NORMALISATIONS
 from gradflow_export.autograd_graph.loss_graph import LAYERS, Node
-from gradflow_export.autograd_graph.nodes import Op, below, kind_of, sources
+from gradflow_export.autograd_graph.nodes import Op, below, kind_of, sources, walk
 from gradflow_export.checks.detached import owner_of
 from gradflow_export.checks.leakage import Graph
 from gradflow_export.hooks.compiled_calls import CompiledCode
@@ -124,17 +124,10 @@ def _between(graph: Graph, source: Node, names: Mapping[int, str]) -> str | None
     here = source
     while owner_of(here, names) is None and _is_straight(here):
         here = next(iter(sources(here)), None)
-    name = owner_of(here, names)
-    waiting, seen = [source], {source}
-    while waiting and name is not None:
-        for taker in graph.takers.get(waiting.pop(), ()):
-            if owner_of(taker, names) is not None or taker in seen:
-                continue
-            if not _is_straight(taker):
-                return None
-            seen.add(taker)
-            waiting.append(taker)
-    return name
+    above = walk(
+        [source], step=lambda node: graph.takers.get(node, ()), into=lambda taker: owner_of(taker, names) is None
+    )
+    return owner_of(here, names) if all(each is source or _is_straight(each) for each in above) else None
 
 
 def _is_straight(node: Node) -> bool:
@@ -171,7 +164,6 @@ class DiscardedActivation(Check):
 
     heal: int = 100
 
-    name: ClassVar[str] = "discarded-activation"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
     evidence: ClassVar[tuple[str, ...]] = ("layer.discarded",)
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import layers_of, no_better, seen
+from gradflow_export.rules.evidence import layers_of, no_better, seen, values_of
 from gradflow_export.rules.history import History
 
 
@@ -52,7 +52,6 @@ class StackedLinear(Check):
     row: int = 3
     patience: int = 2
 
-    name: ClassVar[str] = "stacked-linear"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
     evidence: ClassVar[tuple[str, ...]] = ("layer.row", "layer.merged")
 
@@ -120,7 +119,6 @@ class LinearLimit(Check):
     settle: int = 30
     patience: int = 2
 
-    name: ClassVar[str] = "linear-limit"
     order: ClassVar[int] = 60
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
     evidence: ClassVar[tuple[str, ...]] = ("loss.unbent",)
@@ -129,9 +127,8 @@ class LinearLimit(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the newest test."""
         layers, length = _row(record)
-        for site in layers_of(record, "loss.unbent"):
-            z = seen(record, "loss.unbent", site)
-            if z is None or not z >= self.sure or length < 2 or record.step < self.settle:
+        for site, z in values_of(record, "loss.unbent").items():
+            if not z >= self.sure or length < 2 or record.step < self.settle:
                 continue
             share = no_better(history, site, self.level, 3)
             if share is not None:

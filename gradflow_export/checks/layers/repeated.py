@@ -15,82 +15,47 @@ from torch import Tensor, nn
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import reaches
 from gradflow_export.hooks.discover import site_name
-from gradflow_export.hooks.guards import Guard, hook_all_calls, unguarded
+from gradflow_export.hooks.guards import hook_all_calls
 from gradflow_export.hooks.parameter_slots import briefly
-from gradflow_export.hooks.readings import Clue, Drained
-from gradflow_export.instruments.base import Instrument, Setting
+from gradflow_export.instruments.base import Reader, Setting
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import layers_of, seen
 from gradflow_export.rules.history import History
 
-LOOKS = 4
-"""Sampled steps in which calls are seen."""
 _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
-class RepeatedInstrument(Instrument):
+class RepeatedInstrument(Reader):
     """Reports a layer that one container holds several times, where its calls follow each other or are all the same.
 
     Calls follow each other where what enters one was computed by the one before, as in a stack of blocks; they are the
     same where the same tensor enters each. A layer that is registered a second time outside of the container, and one
     whose calls are given different data (two views, heads of a detector), is shared on purpose.
-
-    Args:
-        model: The unwrapped model; only weak references to its modules are kept.
-        guard: Wraps the hook that sees calls.
     """
 
-    instrument: ClassVar[str] = "wiring"
-    interval: ClassVar[int] = 100
+    looks: ClassVar[float] = 4
 
-    def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
-        found = list(_repeated(model))
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        found = list(_repeated(setting.model))
         self._places = {id(layer): (name, count) for name, layer, count in found}
         self._layers = [weakref.ref(layer) for _, layer, _ in found]
-        self._enter = guard(self._entered)
-        self._armed: contextlib.ExitStack | None = None
-        self._steps = 0
         self._inputs: dict[int, list[Callable[[], Tensor | None]]] = {}
-        self._rows: dict[str, float] = {}
-
-    @classmethod
-    def make(cls, setting: Setting) -> RepeatedInstrument:
-        """Make one for a model."""
-        return cls(setting.model, guard=setting.part(cls.instrument))
 
     @property
     def modules(self) -> int:
         """How many layers are looked at."""
         return len(self._places)
 
-    def attach(self) -> contextlib.ExitStack:
-        """Begin; closing the returned stack takes the hook away."""
-        stack = super().attach()
-        stack.callback(self._places.clear)
-        return stack
-
-    def arm(self, *, on: bool) -> None:
-        """Begin to see calls, or with ``on=False`` see no more."""
-        on = on and bool(self._places) and self._steps < LOOKS
-        self._steps += on
-        if on and self._armed is None:
-            with contextlib.ExitStack() as stack:
-                stack.callback(hook_all_calls(self._enter, before=True))
-                self._armed = stack.pop_all()
-        elif not on and self._armed is not None:
-            self._armed.close()
-            self._armed = None
+    def listen(self, until: contextlib.ExitStack) -> None:
+        """Begin to see calls."""
+        until.callback(hook_all_calls(self._guard(self._entered), before=True))
 
     def forget(self) -> None:
         """Forget what was collected: the step makes no record."""
-        self._inputs, self._rows = {}, {}
-
-    def drain(self) -> Drained:
-        """Give out what was collected since the last call, and forget it."""
-        rows = self._rows
-        self.forget()
-        return [Clue.by_layer("layer.repeated", rows)] if rows else []
+        super().forget()
+        self._inputs = {}
 
     def _entered(self, module: nn.Module, given: Any) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or id(module) not in self._places:
@@ -104,7 +69,7 @@ class RepeatedInstrument(Instrument):
             again = before[-1]() is first and not _draws(module)
             follows = first.grad_fn is not None and reaches(first, {id(p) for p in module.parameters()})
             if again or follows:
-                self._rows[name] = float(count)
+                self._facts["layer.repeated"][name] = float(count)
         before.append(briefly(first))
 
 
@@ -154,7 +119,6 @@ class RepeatedLayer(Check):
     patience: int = 2
     heal: int = 100
 
-    name: ClassVar[str] = "repeated-layer"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
     evidence: ClassVar[tuple[str, ...]] = ("layer.repeated",)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,78 +14,40 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export.hooks.discover import site_name
-from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.module_hooks import ModuleHook, hook_calls
-from gradflow_export.hooks.readings import Clue, Drained
-from gradflow_export.instruments.base import Instrument, Need, Setting
+from gradflow_export.instruments.base import Need, Reader, Setting
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, some
 from gradflow_export.rules.evidence import values_of
 from gradflow_export.rules.history import History
 
-LOOKS = 4
-"""Sampled steps in which calls are seen."""
 
+class SingleNormInstrument(Reader):
+    """Counts the values that each mean is taken over, where a layer leaves that to be one."""
 
-class SingleNormInstrument(Instrument):
-    """Counts the values that each mean is taken over, where a layer leaves that to be one.
-
-    Args:
-        model: The unwrapped model; only its hooks are kept, and only while calls are seen.
-        guard: Wraps the hooks.
-    """
-
-    instrument: ClassVar[str] = "wiring"
-    interval: ClassVar[int] = 100
+    looks: ClassVar[float] = 4
     needs: ClassVar[frozenset[Need]] = frozenset({"calls"})
 
-    def __init__(self, model: nn.Module, *, guard: Guard = unguarded) -> None:
-        self._guard, self._steps = guard, 0
-        self._hooks = [(module, ModuleHook(guard(partial(self._called, name)))) for name, module in _candidates(model)]
-        self._armed: contextlib.ExitStack | None = None
-        self._most: dict[str, int] = {}
-
-    @classmethod
-    def make(cls, setting: Setting) -> SingleNormInstrument:
-        """Make one for a model."""
-        return cls(setting.model, guard=setting.part(cls.instrument))
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self._layers = {name: weakref.ref(module) for name, module in _candidates(setting.model)}
 
     @property
     def modules(self) -> int:
         """How many layers are looked at."""
-        return len(self._hooks)
+        return len(self._layers)
 
-    def attach(self) -> contextlib.ExitStack:
-        """Begin; closing the returned stack takes the hooks away."""
-        stack = super().attach()
-        stack.callback(self._hooks.clear)
-        return stack
-
-    def arm(self, *, on: bool) -> None:
-        """Begin to see calls, or with ``on=False`` see no more."""
-        on = on and self._steps < LOOKS
-        self._steps += on
-        if on and self._armed is None:
-            self._armed = contextlib.ExitStack()
-            self._armed.callback(hook_calls(self._hooks))
-        elif not on and self._armed is not None:
-            self._armed.close()
-            self._armed = None
-
-    def forget(self) -> None:
-        """Forget what was collected: the step makes no record."""
-        self._most = {}
-
-    def drain(self) -> Drained:
-        """Give out what was collected since the last call, and forget it."""
-        most, self._most = self._most, {}
-        return [Clue.by_layer("layer.normalised_values", most)] if most else []
+    def listen(self, until: contextlib.ExitStack) -> None:
+        """Begin to see calls."""
+        layers = [(layer, name) for name, known in self._layers.items() if (layer := known()) is not None]
+        until.callback(hook_calls([(m, ModuleHook(self._guard(partial(self._called, name)))) for m, name in layers]))
 
     def _called(self, name: str, module: nn.Module, given: Any, _output: Any) -> None:
         first = given[0] if given else None
         if isinstance(first, Tensor) and torch.is_grad_enabled():
             positions = math.prod(first.shape[2:]) if isinstance(module, nn.GroupNorm) else 1
-            self._most[name] = max(self._most.get(name, 0), positions)
+            most = self._facts["layer.normalised_values"]
+            most[name] = max(most.get(name, 0), positions)
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -122,7 +85,6 @@ class SingleNorm(Check):
     patience: int = 2
     heal: int = 100
 
-    name: ClassVar[str] = "single-norm"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
     evidence: ClassVar[tuple[str, ...]] = ("layer.normalised_values",)
 

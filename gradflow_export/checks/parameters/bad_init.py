@@ -17,7 +17,7 @@ from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import none_better, only, reading_of, values_of
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import connections
+from gradflow_export.rules.signals import connected
 
 COPIES, ZEROS, LARGE, SMALL = "units are copies", "zeros", "too large", "too small"
 DOUBLES, SIBLINGS, ONE_SIDED = "units have doubles", "layers are copies", "one-sided"
@@ -104,7 +104,6 @@ class BadInit(Check):
     patience: int = 1
     heal: int = 1000
 
-    name: ClassVar[str] = "bad-init"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_INIT,)
     needs: ClassVar[tuple[str, ...]] = ("gain.depth",)
     evidence: ClassVar[tuple[str, ...]] = ("parameter.row_spread", "loss.over_constant")
@@ -152,7 +151,7 @@ class BadInit(Check):
                 "nn.init.kaiming_normal_(layer.weight), or keep PyTorch's default initialization."
             )
             yield _finding(Severity.HIGH, copies, read[copies[0]], self.alike, message, advice, COPIES)
-        sizes, wired = reading_of(record, "parameter.weight_norm"), _reached(history)
+        sizes, wired = reading_of(record, "parameter.weight_norm"), connected(history, Wiring.OWNED | Wiring.GRADIENT)
         zero = set(only(sizes, sizes.values == 0.0).sites)
         blank = tuple(site for site in spread if site in zero and site not in read and site in wired)
         if blank:
@@ -327,14 +326,6 @@ def _moving(record: StepRecord) -> set[str]:
     """Return the parameters that this record's step moved along a gradient that is not 0."""
     sizes, along = (reading_of(record, f"parameter.{name}_norm").as_dict() for name in ("update", "gradient"))
     return {site for site, size in sizes.items() if size and along.get(site)}
-
-
-def _reached(history: History) -> set[str]:
-    """Return the parameters that are in an optimizer and have a gradient."""
-    wiring = history.at_sites("connection.state")
-    wanted = Wiring.OWNED | Wiring.GRADIENT
-    both = ((connections(wiring) & wanted) == wanted).any(axis=0)
-    return {wiring.sites[index] for index in np.flatnonzero(both)}
 
 
 def _finding(
