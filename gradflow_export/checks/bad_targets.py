@@ -46,6 +46,7 @@ class ConstantTargets(Check):
     readings: int = 8
     patience: int = 1
 
+    name: ClassVar[str] = "constant-targets"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("target.distinct",)
     remembers: ClassVar[tuple[str, ...]] = ("target.distinct",)
@@ -116,6 +117,7 @@ class SortedTargets(Check):
     readings: int = 10
     patience: int = 2
 
+    name: ClassVar[str] = "sorted-targets"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS, IssueType.WRONG_LOSS)
     evidence: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
     remembers: ClassVar[tuple[str, ...]] = ("target.uniform_share", "loss.over_constant")
@@ -223,6 +225,7 @@ class UnrelatedTargets(Check):
     settle: int = 50
     patience: int = 2
 
+    name: ClassVar[str] = "unrelated-targets"
     order: ClassVar[int] = 60
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("target.dependence",)
@@ -309,6 +312,7 @@ class CopiedTargets(Check):
     readings: int = 4
     patience: int = 2
 
+    name: ClassVar[str] = "copied-targets"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("target.copied",)
     remembers: ClassVar[tuple[str, ...]] = ("target.copied",)
@@ -365,6 +369,7 @@ class EmptyLoss(Check):
     patience: int = 1
     heal: int = 1
 
+    name: ClassVar[str] = "empty-loss"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     needs: ClassVar[tuple[str, ...]] = ("loss",)

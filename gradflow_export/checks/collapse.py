@@ -64,6 +64,7 @@ class Collapse(Check):
     settle: int = 50
     readings: int = 4
 
+    name: ClassVar[str] = "collapse"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.COLLAPSE,)
     needs: ClassVar[tuple[str, ...]] = ("block.output_spread",)

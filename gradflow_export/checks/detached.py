@@ -203,6 +203,7 @@ class CutOff(Check):
     patience: int = 2
     heal: int = 100
 
+    name: ClassVar[str] = "cut-off"
     order: ClassVar[int] = 30
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("cut_off.receives",)

@@ -175,6 +175,7 @@ class LeakedTarget(Check):
     samples: int = ROWS
     patience: int = 2
 
+    name: ClassVar[str] = "leaked-target"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.LEAKAGE,)
     evidence: ClassVar[tuple[str, ...]] = ("target.column",)
 

@@ -148,6 +148,7 @@ class Reloaded(Check):
     patience: int = 1
     heal: int = 1000
 
+    name: ClassVar[str] = "reloaded"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("wiring.reloads", "wiring.stayed")
     remembers: ClassVar[tuple[str, ...]] = ("wiring.stayed",)

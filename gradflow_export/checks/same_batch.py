@@ -209,6 +209,7 @@ class SameBatch(Check):
     stays: int = 150
     patience: int = 1
 
+    name: ClassVar[str] = "same-batch"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("input.repeats", "input.kept")
     remembers: ClassVar[tuple[str, ...]] = ("input.kept",)

@@ -95,6 +95,7 @@ class AttentionCollapse(Rule):
     healthy: float = 0.5
     sink: float = 0.7
 
+    name: ClassVar[str] = "attention-collapse"
     needs: ClassVar[tuple[str, ...]] = ("attention.entropy",)
     remembers: ClassVar[tuple[str, ...]] = ("attention.entropy", "loss")
     by_layer: ClassVar[bool] = True
@@ -163,6 +164,7 @@ class HeadRedundancy(Rule):
     healthy: float = 0.3
     sink: float = 0.5
 
+    name: ClassVar[str] = "head-redundancy"
     needs: ClassVar[tuple[str, ...]] = ("attention.diversity",)
     remembers: ClassVar[tuple[str, ...]] = ("attention.diversity", "loss")
     by_layer: ClassVar[bool] = True
@@ -227,6 +229,7 @@ class RankCollapse(Rule):
     share: float = 0.2
     healthy: float = 0.2
 
+    name: ClassVar[str] = "rank-collapse"
     needs: ClassVar[tuple[str, ...]] = ("block.rank_residual",)
     remembers: ClassVar[tuple[str, ...]] = ("loss",)
 

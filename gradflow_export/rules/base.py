@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import abc
 import math
-import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.history import History
@@ -63,7 +62,6 @@ class Rule(abc.ABC):
     cooldown: int = 20
 
     name: ClassVar[str]
-    """What it is called in settings and messages; that of its class in lower case, unless it says another."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Metrics it judges."""
     evidence: ClassVar[tuple[str, ...]] = ()
@@ -76,12 +74,6 @@ class Rule(abc.ABC):
     """Whether the rule is suppressed while the run is non-finite, when all it sees would be a consequence."""
     fixed: ClassVar[bool] = False
     """Whether it is one of the fixed thresholds a user asked for by name, reported beside the scale-free rules."""
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Call a rule as its class, ``NotTraining`` as ``not-training``, where it has no other name."""
-        super().__init_subclass__(**options)
-        if "check" in vars(cls) and "name" not in vars(cls):
-            cls.name = re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
 
     @abc.abstractmethod
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:

@@ -24,6 +24,7 @@ class MemoryUsage(Rule):
 
     share: float = 0.9
 
+    name: ClassVar[str] = "memory-usage"
     needs: ClassVar[tuple[str, ...]] = ("runtime.rss", "runtime.cuda_reserved")
     remembers: ClassVar[tuple[str, ...]] = ("runtime.memory_limit", "runtime.cuda_limit")
     quiet: ClassVar[bool] = False
@@ -97,6 +98,7 @@ class MemoryLeak(Rule):
     heal: int = 20
     cooldown: int = 200
 
+    name: ClassVar[str] = "memory-leak"
     needs: ClassVar[tuple[str, ...]] = ("runtime.rss", "runtime.cuda_allocated")
     remembers: ClassVar[tuple[str, ...]] = ("runtime.rss", "runtime.cuda_allocated", "runtime.kept")
     quiet: ClassVar[bool] = False

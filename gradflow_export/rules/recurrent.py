@@ -89,6 +89,7 @@ class Subcritical(Rule):
     least: int = 4
     learned: float = 0.5
 
+    name: ClassVar[str] = "subcritical"
     needs: ClassVar[tuple[str, ...]] = ("recurrent.length",)
     remembers: ClassVar[tuple[str, ...]] = ("loss",)
     by_layer: ClassVar[bool] = True
@@ -155,6 +156,7 @@ class Supercritical(Rule):
     harm: float = 100.0
     learned: float = 0.5
 
+    name: ClassVar[str] = "supercritical"
     needs: ClassVar[tuple[str, ...]] = ("recurrent.length",)
     remembers: ClassVar[tuple[str, ...]] = ("loss",)
     by_layer: ClassVar[bool] = True

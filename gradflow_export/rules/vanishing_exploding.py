@@ -82,6 +82,7 @@ class Vanishing(Rule):
     damping: float = -0.3
     alone: float = 1e-2
 
+    name: ClassVar[str] = "vanishing"
     needs: ClassVar[tuple[str, ...]] = ("block.gradient_norm",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant")
 
@@ -164,6 +165,7 @@ class VanishingParameters(Rule):
     ratio: float = 1e-4
     least: int = 4
 
+    name: ClassVar[str] = "vanishing-parameters"
     needs: ClassVar[tuple[str, ...]] = ("parameter.numel",)
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
@@ -250,6 +252,7 @@ class ExplodingDepth(Rule):
     asked: float = 3.0
     urgent: float = 1e3
 
+    name: ClassVar[str] = "exploding-depth"
     needs: ClassVar[tuple[str, ...]] = ("block.gradient_norm",)
     remembers: ClassVar[tuple[str, ...]] = ("target.rms",)
 
@@ -331,6 +334,7 @@ class ExplodingLoss(Rule):
     runaway: float = 1e3
     patience: int = 2
 
+    name: ClassVar[str] = "exploding-loss"
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "gradient.total_norm", "update.ratio", "learning_rate")
     quiet: ClassVar[bool] = False

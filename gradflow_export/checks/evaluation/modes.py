@@ -62,6 +62,7 @@ class WrongMode(Check):
     asleep: int = 5
     patience: int = 1
 
+    name: ClassVar[str] = "wrong-mode"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.EVAL_RANDOM,)
     evidence: ClassVar[tuple[str, ...]] = (_DROPOUT, _NOISE, _TRAINING, _PARTS, _ASLEEP)
     remembers: ClassVar[tuple[str, ...]] = (_TRAINING, _PARTS, _ASLEEP, _SUPERVISED)

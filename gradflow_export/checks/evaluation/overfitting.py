@@ -237,6 +237,7 @@ class Overfitting(Check):
     gained: float = 0.2
     lost: float = 0.5
 
+    name: ClassVar[str] = "overfitting"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.OVERFITTING,)
     evidence: ClassVar[tuple[str, ...]] = ("evaluation.loss",)

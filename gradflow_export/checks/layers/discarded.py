@@ -164,6 +164,7 @@ class DiscardedActivation(Check):
 
     heal: int = 100
 
+    name: ClassVar[str] = "discarded-activation"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
     evidence: ClassVar[tuple[str, ...]] = ("layer.discarded",)
 

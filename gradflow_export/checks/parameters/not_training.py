@@ -72,6 +72,7 @@ class NotTraining(Check):
     patience: int = 1
     heal: int = 2
 
+    name: ClassVar[str] = "not-training"
     order: ClassVar[int] = 40
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("connection.state", "wiring.lonely_passes", "wiring.gathering_passes")
