@@ -23,7 +23,7 @@ Edge = tuple[Node, int]
 """A node, and which of its results is meant."""
 MOST_NODES = 20_000
 """A graph of more nodes is not walked through: :func:`longest`."""
-_STACK = {"darwin": 1 << 19, "win32": 1 << 20}
+_STACK = 1 << 19 if sys.platform == "darwin" else 1 << 20 if sys.platform == "win32" else 0
 """Bytes of the stack of a thread, where it is not that of the process."""
 _FREED = 512
 """Bytes of stack for each node, twice of what they were measured to need."""
@@ -222,7 +222,7 @@ def longest(most: float = MOST_NODES) -> int:
     Args:
         most: A limit of one's own.
     """
-    stack = float(_STACK.get(sys.platform, 0))
+    stack = float(_STACK)
     if sys.platform != "win32" and (not stack or threading.current_thread() is threading.main_thread()):
         limit = resource.getrlimit(resource.RLIMIT_STACK)[0]
         stack = math.inf if limit == resource.RLIM_INFINITY else limit
