@@ -14,7 +14,7 @@ twice in one tag. A tag that is used once escapes both. Hence every chunk of eve
     gradflow/<session>/notes/<chunk>-0     string   what was reported beside the numbers, as JSON
     gradflow/<session>/evidence/<chunk>-0  string   what checks saw, as JSON; ``tables`` of its content has the layers
     gradflow/<session>/gap/<n>             string   steps that could not be written, as JSON
-    gradflow/<session>/end/0               string   the last step, as JSON: the session was closed
+    gradflow/<session>/end/0               string   the last step, as JSON: the session was closed; and an exception
 
 ``k`` numbers the parts of a chunk: metrics read at different steps refer to different clocks. ``steps/<chunk>-0`` is
 the clock of every record in the chunk. The small ``content`` of each blob says which clock and site table it uses, so
@@ -147,15 +147,21 @@ def pack_gap(session: str, gap: Gap, number: int) -> Blob:
     return Blob(f"{PLUGIN_NAME}/{session}/gap/{number}", json.dumps(vars(gap)), content, gap.last)
 
 
-def pack_end(session: str, step: int) -> Blob:
+def pack_end(session: str, step: int, error: str = "") -> Blob:
     """Return the blob that says that a session was closed, so that nothing is missing behind it.
 
     Args:
         session: Its name.
         step: The last step that was handed over.
+        error: The exception that ended it, with its step; empty if there was none.
     """
     content = {"v": FORMAT, "kind": "end", "first": step, "last": step}
-    return Blob(f"{PLUGIN_NAME}/{session}/end/0", json.dumps({"step": step}), content, step)
+    return Blob(
+        f"{PLUGIN_NAME}/{session}/end/0",
+        json.dumps({"step": step, **({"error": error} if error else {})}),
+        content,
+        step,
+    )
 
 
 @dataclass

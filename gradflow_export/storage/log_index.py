@@ -71,6 +71,7 @@ class Session:
         gaps: Steps that the file says could not be written.
         issues: Those that opened or healed, each with the step at which it was written.
         closed: Whether it says that the session was closed.
+        error: The exception that ended it, as far as it says.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Session:
     gaps: list[Gap] = field(default_factory=list)
     issues: list[tuple[int, Issue]] = field(default_factory=list)
     closed: bool = False
+    error: str = ""
 
     @property
     def started(self) -> float:
@@ -145,7 +147,7 @@ class EventSession(Session):
         elif tag.name == "gap":
             self.gaps.append(gap_from_json(json.loads(_text(blob))))
         elif tag.name == "end":
-            self.closed = True
+            self.closed, self.error = True, str(json.loads(_text(blob)).get("error", ""))
         else:
             self.places.setdefault(tag.chunk, []).append(offset)
             if tag.name == "issues":
@@ -256,7 +258,7 @@ def read_lines(path: Path) -> tuple[list[LineSession], int]:
             elif isinstance(found, Gap):
                 session.gaps.append(found)
             elif isinstance(found, End):
-                session.closed = True
+                session.closed, session.error = True, found.error
             else:
                 session.index(found, start, partial(_load_lines, path, decoder.sites, session.name))
     return list(sessions.values()), skipped
