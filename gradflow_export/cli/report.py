@@ -16,7 +16,8 @@ from gradflow_export.cli.console import show
 from gradflow_export.cli.folders import runs_below, runs_in
 from gradflow_export.errors import ArgumentError
 from gradflow_export.records.issues import Severity
-from gradflow_export.records.lost import LostSteps
+from gradflow_export.records.lost import DROPPED, LostSteps
+from gradflow_export.records.verdict import JUDGED
 from gradflow_export.report.summary import RunSummary
 from gradflow_export.storage.reader import Run
 from gradflow_export.writers.console import first_clause
@@ -24,6 +25,9 @@ from gradflow_export.writers.console import first_clause
 _TONES = ("bad", "warn", "none", "good")
 _WIDEST = 60
 """Letters of a run's name up to which the verdicts of several runs stand below each other."""
+
+VERDICT = frozenset((*JUDGED, "optimizer.loss", DROPPED))
+"""Metrics that a verdict is made of."""
 
 _Found = tuple[Path, Run, RunSummary]
 
@@ -50,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
         ArgumentError: ``--fail-on`` was given, and a run has no step that could have shown an issue.
     """
     stored = [(path, each) for path in runs_below(args.logdir).values() for each in runs_in(path)]
-    found = [(path, each, summarise(each)) for path, each in stored]
+    alone = len({path for path, _ in stored}) == 1
+    whole = stored if args.details or args.json else stored[-1:] if alone else []
+    found = [(path, each, summarise(each, whole=(path, each) in whole)) for path, each in stored]
     if args.json:
         runs = [{"path": str(path), **_kept(each), **summary.as_dict()} for path, each, summary in found]
         print(json.dumps({"runs": runs}, indent=2, allow_nan=False))
@@ -105,11 +111,16 @@ def _own(stored: Run) -> str:
     return f" [{stored.sessions[0]}{began}]" if stored.sessions else ""
 
 
-def summarise(stored: Run) -> RunSummary:
-    """Sum a run up, record by record, and what its files say is missing."""
+def summarise(stored: Run, *, whole: bool = True) -> RunSummary:
+    """Sum a run up, record by record, and what its files say is missing.
+
+    Args:
+        stored: The run.
+        whole: Whether more than its verdict and issues is asked for.
+    """
     summary = RunSummary(stored.info)
     summary.resumed = stored.records.resumed
-    for record in stored.records:
+    for record in stored.records if whole else stored.records.only(VERDICT):
         summary.add(record)
     unwritten = {"": sum(gap.steps for gap in stored.gaps)}
     after = None if stored.closed else summary.last

@@ -79,8 +79,8 @@ def between(steps: Sequence[int], until: int, settings: object, *, closed: bool)
     steps 143 to 161: the session before ended before they were written
     >>> print(between([120, 130, 140], 162, None, closed=False))
     steps 150 to 160 (2 of them): the session before ended before they were written
-    >>> print(between([120, 130, 140], 162, None, closed=True), between([120, 130, 140], 201, None, closed=True))
-    None steps 150 to 200 (6 of them): no session recorded them
+    >>> print(between([120, 130, 140], 162, None, closed=True), between([120, 130, 140], 401, None, closed=True))
+    None steps 150 to 400 (26 of them): no session recorded them
     """
     known = settings if isinstance(settings, Mapping) else {}
     every = known.get("every", 1)

@@ -55,7 +55,7 @@ def earlier(logdir: str | os.PathLike[str], info: RunInfo, before: int) -> Earli
     losses: list[tuple[int, float]] = []
     rates: list[float] = [math.nan]
     weights: list[tuple[int, Reading]] = []
-    for record in Records(run):
+    for record in Records(run).only({"loss", RATE, WEIGHTS}):
         if record.step >= before:
             break
         loss, rate, read = record.value("loss"), record.value(RATE), record.get(WEIGHTS)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -166,8 +166,13 @@ def pack_end(session: str, step: int, error: str = "") -> Blob:
 
 @dataclass
 class Unpacker:
-    """Collects the blobs of one session, in any order, and gives the records back."""
+    """Collects the blobs of one session, in any order, and gives the records back.
 
+    Attributes:
+        wanted: Metrics that the records are to have; ``None`` is all of them.
+    """
+
+    wanted: Collection[str] | None = None
     arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     contents: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     sites: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -245,18 +250,23 @@ class Unpacker:
             for step, (seconds, phase, rank) in sorted(walls.items())
         ]
 
+    def _wants(self, metric: str) -> bool:
+        return metric not in RETIRED and (self.wanted is None or metric in self.wanted)
+
     def _spread(self, key: str, content: Mapping[str, Any], readings: dict[int, list[Reading]]) -> None:
-        sites, stored = self.sites[content["sites"]], self.arrays[key]
+        sites, stored, metric = self.sites[content["sites"]], self.arrays[key], content["metric"]
+        columns = [(column, name) for column, name in enumerate(sites) if metric == "run" and self._wants(name)]
+        if not columns and (metric == "run" or not self._wants(metric)):
+            return
         values, present = unmask_values(stored)
         absent = stored.view(np.uint32) == ABSENT_BITS
         for row, step in enumerate(self.arrays[content["clock"]].tolist()):
-            if step not in readings or content["metric"] in RETIRED:
+            if step not in readings:
                 continue
-            if content["metric"] != "run":
-                readings[step].append(Reading(content["metric"], sites, values[row], present[row]))
-                continue
-            for column, name in enumerate(sites):
-                if not absent[row, column] and name not in RETIRED:
+            if metric != "run":
+                readings[step].append(Reading(metric, sites, values[row], present[row]))
+            for column, name in columns:
+                if not absent[row, column]:
                     cell = slice(column, column + 1)
                     readings[step].append(Reading(name, (RUN_SITE,), values[row, cell], present[row, cell]))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,11 +37,11 @@ class Page:
 
     Attributes:
         clock: Wall time of each step.
-        load: Reads the records from disk.
+        load: Reads the records from disk, with readings of the metrics that are named at least; ``None`` is all.
     """
 
     clock: dict[int, float]
-    load: Callable[[], list[StepRecord]]
+    load: Callable[[Collection[str] | None], list[StepRecord]]
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -56,8 +56,8 @@ class Page:
         """Load the records now, and hold them: what they are read from is about to go."""
         records: list[StepRecord] = []
         with contextlib.suppress(OSError):
-            records = self.load()
-        self.load = lambda: records
+            records = self.load(None)
+        self.load = lambda _wanted: records
 
 
 @dataclass(eq=False)
@@ -113,7 +113,7 @@ class LineSession(Session):
         """Take note of one record."""
         if len(self.places) % _LINES_PER_PAGE == 0:
             places = self.places = []
-            self.pages.append(Page({}, lambda: load(places)))
+            self.pages.append(Page({}, lambda _wanted: load(places)))
         self.places.append(offset)
         self.issues += ((record.step, issue) for issue in record.issues)
         self.pages[-1].clock[record.step] = record.wall_time
@@ -162,11 +162,11 @@ class EventSession(Session):
         for chunk, clock in sorted(self.clocks.items()):
             if len(clock.get("steps", ())) == len(clock.get("wall", ())) > 0:
                 pairs = dict(zip(clock["steps"], clock["wall"], strict=True))
-                self.pages.append(Page(pairs, lambda chunk=chunk: self._load(chunk)))  # type: ignore[misc]
+                self.pages.append(Page(pairs, partial(self._load, chunk)))
         self.clocks = {}
 
-    def _load(self, chunk: int) -> list[StepRecord]:
-        unpacker = Unpacker(sites=self.sites)
+    def _load(self, chunk: int, wanted: Collection[str] | None) -> list[StepRecord]:
+        unpacker = Unpacker(wanted, sites=self.sites)
         try:
             with self.path.open("rb") as stream:
                 reader = FrameReader(stream)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
@@ -86,6 +86,13 @@ class Records(Sequence[StepRecord]):
             self._owner.update(start.owner)
         self._steps = sorted(self._owner)
         self._loaded: dict[Page, dict[int, StepRecord]] = {}
+        self._wanted: Collection[str] | None = None
+
+    def only(self, metrics: Collection[str]) -> Records:
+        """Return the same records with readings of at least these metrics, which takes a fraction of the time."""
+        some = Records(())
+        some._owner, some._steps, some.resumed, some._wanted = self._owner, self._steps, self.resumed, metrics
+        return some
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -122,7 +129,7 @@ class Records(Sequence[StepRecord]):
         if page not in self._loaded:
             while len(self._loaded) >= _KEPT_PAGES:
                 del self._loaded[next(iter(self._loaded))]
-            self._loaded[page] = {record.step: record for record in page.load()}
+            self._loaded[page] = {record.step: record for record in page.load(self._wanted)}
         return self._loaded[page].get(step) or page.bare(step)
 
 
@@ -198,10 +205,9 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
         if session in {start.name for start in run}:  # a later one took the place of this run
             own = [start for start in run if start.owner or start.name == session]
             history = whole[: whole.index(own[-1]) + 1]
-    infos = [start.info for start in own if start.info is not None]
     return Run(
         path,
-        infos[-1] if infos else None,
+        next((start.info for start in reversed(own) if start.info is not None), None),
         tuple(start.name for start in own),
         Records(own),
         skipped,
@@ -340,12 +346,8 @@ def find_runs(logdir: str | os.PathLike[str]) -> dict[str, Path]:
         raise StorageError(
             f"expected a log directory, got {str(top)!r}, which {got}; pass the directory above the runs"
         )
-    found = {
-        folder.relative_to(top).as_posix(): folder
-        for folder in _folders(top)
-        if any(_is_ours(file) for file in _files(folder))
-    }
-    return dict(sorted(found.items()))
+    ours = (folder for folder in _folders(top) if any(map(_is_ours, _files(folder))))
+    return dict(sorted((folder.relative_to(top).as_posix(), folder) for folder in ours))
 
 
 def _folders(top: Path) -> Iterator[Path]:
