@@ -70,8 +70,8 @@ class Resumed(Rule):
     """Report a loss that is higher since training was resumed than when it stopped, and what differs.
 
     Higher: the median of ten losses is above each of the last twenty before, and above their median by six robust
-    standard deviations, a tenth of it, and a twentieth of what the run had gained. Losses of several optimizers in turn
-    are not comparable and not judged.
+    standard deviations, a tenth of it, and a twentieth of what the run had gained. Of weights that are others the first
+    five losses tell as much. Losses of several optimizers in turn are not comparable and not judged.
 
     Attributes:
         step: Steps that were completed before.
@@ -101,8 +101,10 @@ class Resumed(Rule):
         """Judge the last losses against those before the run was resumed."""
         loss = history.run("loss")
         since = loss.values[loss.steps > self.step]
-        now = median(since[-LOOKED:]) if LOOKED <= len(since) <= self.within else self.was
+        now = median(since[-LOOKED:]) if LOOKED // 2 <= len(since) <= self.within else self.was
         if record.get("optimizer.loss") is not None or not self.limit < now < math.inf:
+            return ()
+        if len(since) < LOOKED and not self._other_weights(history):
             return ()
         differs, fixes, grave = self._differences(history)
         return (
@@ -144,8 +146,8 @@ class Resumed(Rule):
             texts.append("the optimizer began without its state")
             fixes.append("optimizer.load_state_dict(checkpoint['optimizer'])")
         if not texts:
-            texts.append("as far as recorded, weights, learning rate and optimizer state are those of before")
-            fixes.append("check what else changed: data, their order, scaling, batch size, terms of the loss, train()")
+            texts.append("norms of weights, learning rate and optimizer state are as before, as far as recorded")
+            fixes.append("check that all layers are loaded, and data, scaling, batch size, terms of the loss, train()")
         return "; ".join(texts), "; ".join(fixes) + ".", grave
 
     @staticmethod
