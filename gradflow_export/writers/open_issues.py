@@ -1,4 +1,4 @@
-"""The issues of a run as they stand, for a file that has lost what it was told of them."""
+"""The issues of a run as they stand, for a file that has lost records."""
 
 from __future__ import annotations
 
