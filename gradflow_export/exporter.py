@@ -19,7 +19,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.config import make_settings, refuse_of_watch
 from gradflow_export.engine.build import default_logdir, describe, is_compiled, join_ranks, make_judge, make_loop
-from gradflow_export.engine.exporter_report import CLOSE_SECONDS, UNWATCHED, Reports, read_earlier, say_unwatched
+from gradflow_export.engine.exporter_report import UNWATCHED, Reports, say_unwatched
 from gradflow_export.engine.external_issues import Amendment
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.outlets import make_outlets
@@ -230,11 +230,11 @@ class Exporter(Reports):
             model, self.settings, self._guard, self._worker.put, criterion=criterion, optimizer=optimizer,
             blocks=blocks, pairs=pairs, grids=grids, copies=copies, roles=roles, compiled=self._compiled,
         )  # fmt: skip
-        loop.steps, loop.pace.worker = self._start_step, self._worker
+        loop.pace.worker, loop.paused = self._worker, self._paused
         join_ranks(model, loop, self._worker)
         self._worker.describe(loop.instruments.blocks.names, loop.schedule.intervals)
         _close_earlier(model, self)
-        self._guard.part("earlier sessions")(read_earlier)(self._worker.summary, self.logdir, self._start_step)
+        _go_on(self, loop)
         self._loop = loop
         self._reference = _Watched(model)
         self._reference.exporter = weakref.ref(self)
@@ -261,7 +261,7 @@ class Exporter(Reports):
                 ``intended`` (by name, the updates that your own update rule intends for integer tensors on
                 ``grids``, before rounding and in units of the grid step).
         """
-        if self._loop is not None and not self._closed:
+        if self._takes("observe") and self._loop is not None:
             self._loop.instruments.observe(tensors, self._guard.part)
 
     def step(self) -> None:
@@ -291,7 +291,7 @@ class Exporter(Reports):
         self._hooks.close()
         if self._loop is not None:
             self._finalizer.detach()
-            self._worker.close(CLOSE_SECONDS)
+            self._end()
 
     def __enter__(self) -> Self:
         """Return the exporter."""
@@ -341,6 +341,15 @@ def _check_open(exporter: Exporter, unknown: Iterable[str]) -> None:
     refuse_of_watch(unknown)
     if exporter._closed:  # noqa: SLF001 - same module
         raise ArgumentError("this Exporter is closed; construct a new one to watch again.")
+
+
+def _go_on(exporter: Exporter, loop: TrainingLoop) -> None:
+    """Go on where an earlier session ended, if training is resumed in its log directory."""
+    if exporter._start_step:  # noqa: SLF001 - same module
+        from gradflow_export.engine.sessions.resumed import go_on  # noqa: PLC0415 - memory that most have no use for
+
+        part, summary = exporter._guard.part("earlier sessions"), exporter._worker.summary  # noqa: SLF001 - same module
+        part(go_on)(loop, exporter._judge, summary, exporter.logdir, exporter._start_step)  # noqa: SLF001 - same module
 
 
 def _close_earlier(model: nn.Module, now: Exporter) -> None:

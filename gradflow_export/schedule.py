@@ -73,6 +73,8 @@ class Schedule:
         known: The default interval of every instrument there is.
         grown: By what factor default intervals have grown with what there is to read, by instrument.
         chosen: Instruments whose interval was overridden.
+        begun: Steps that were completed before the session: what resumes is read as densely as what begins.
+        settled: Last step of the dense start.
     """
 
     every: int = 1
@@ -80,11 +82,14 @@ class Schedule:
     dense: int = DENSE_STEPS
     known: Mapping[str, int] = field(default_factory=lambda: INTERVALS)
     grown: Mapping[str, int] = field(default_factory=dict)
+    begun: int = 0
     chosen: frozenset[str] = field(init=False)
+    settled: int = field(init=False, repr=False, compare=False, default=SETTLING_STEPS)
     _rare: int = field(init=False, repr=False, compare=False, default=1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "chosen", frozenset(self.intervals))
+        object.__setattr__(self, "settled", self.begun + SETTLING_STEPS)
         _check_interval("every", self.every)
         for name, interval in self.intervals.items():
             if name not in self.known:
@@ -107,7 +112,7 @@ class Schedule:
             name: max(-(-count // SITES_PER_INTERVAL), 1) for name, count in sites.items() if name not in self.chosen
         }
         grown = {name: self.intervals[name] * factor for name, factor in factors.items() if name not in BOUNDED}
-        return Schedule(self.every, {**self.intervals, **grown}, self.dense, self.known, factors)
+        return Schedule(self.every, {**self.intervals, **grown}, self.dense, self.known, factors, self.begun)
 
     def recorded(self, step: int, spacing: int = 1) -> bool:
         """Return whether this step makes a record at all.
@@ -119,7 +124,7 @@ class Schedule:
         >>> [step for step in range(1, 25) if Schedule(every=10).recorded(step)]
         [1, 10, 20]
         """
-        return step == 1 or step % (self.every * spacing) == 0
+        return step == self.begun + 1 or step % (self.every * spacing) == 0
 
     def next_recorded(self, step: int, spacing: int = 1) -> int:
         """Return the first step from this one on that makes a record."""
@@ -144,28 +149,28 @@ class Schedule:
 
     def _is_quiet(self, step: int, asked: bool, stretch: float, spacing: int) -> bool:
         """Whether nothing can be due, known without a look at each instrument."""
-        between = step > max(SETTLING_STEPS, self.dense) and not asked and stretch == spacing == 1
+        between = step - self.begun > max(SETTLING_STEPS, self.dense) and not asked and stretch == spacing == 1
         return between and step % self._rare > 0 and step % self.intervals["ranks"] >= len(RANK_STEPS)
 
     def _is_due(self, name: str, step: int, asked: bool, stretch: float, spacing: int) -> bool:
-        interval = math.ceil(self.intervals[name] * stretch)
+        interval, age = math.ceil(self.intervals[name] * stretch), step - self.begun
         large = self.grown.get(name, 1) > 1
         if name == "ranks":
             # Four steps in a row: their samples are pooled.
-            return step in RANK_STEPS[: 1 if large else None] or (
-                step > SETTLING_STEPS and step % interval < len(RANK_STEPS) * spacing
+            return age in RANK_STEPS[: 1 if large else None] or (
+                age > SETTLING_STEPS and step % interval < len(RANK_STEPS) * spacing
             )
         if name in {"statistics", "histograms"}:
-            return step in RARE_STEPS or step % interval < spacing or (asked and name == "statistics")
-        begins = step <= self.dense and (not large or self.dense > DENSE_STEPS or step in LARGE_DENSE)
+            return age in RARE_STEPS or step % interval < spacing or (asked and name == "statistics")
+        begins = age <= self.dense and (not large or self.dense > DENSE_STEPS or age in LARGE_DENSE)
         # What the discrete instrument tells changes slowly, and it takes longer than the others.
         between = SETTLING_AT_MOST if large else SETTLING_INTERVAL
         settling = (
-            name != "discrete" and step <= SETTLING_STEPS and step % min(math.ceil(between * stretch), interval) == 0
+            name != "discrete" and age <= SETTLING_STEPS and age % min(math.ceil(between * stretch), interval) == 0
         )
         showing = (
             name == "inputs"
-            and step <= SHOWN_STEPS
+            and age <= SHOWN_STEPS
             and step % min(math.ceil((SETTLING_AT_MOST if large else SHOWN_INTERVAL) * stretch), interval) < spacing
         )
         return asked or begins or settling or showing or step % interval < spacing

@@ -97,12 +97,21 @@ def check_watch(criterion: object, optimizer: object, model: nn.Module | None) -
             "function, call exporter.observe(loss=loss) in the loop instead."
         )
     listed = optimizer if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
+    held: set[int] = set()
     for item in listed:
-        if not isinstance(item, Optimizer):
+        if isinstance(item, Optimizer):
+            held |= {id(parameter) for group in item.param_groups for parameter in group["params"]}
+        else:
             raise ArgumentTypeError(
                 f"optimizer must be a torch.optim.Optimizer or a list of them, got {type(item).__name__}; for other "
                 "kinds leave it out and call exporter.step() after each update."
             )
+    own = set() if model is None else {id(parameter) for parameter in model.parameters()}
+    if listed and own.isdisjoint(held):
+        raise ArgumentError(
+            f"optimizer must hold a parameter of the model, got {', '.join(type(item).__name__ for item in listed)} of "
+            "other tensors; leave it out to count all that own one, or make it of model.parameters()."
+        )
 
 
 def check_ignored(given: Ignored, model: nn.Module | None) -> Ignored:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
@@ -13,8 +14,10 @@ from typing import Any
 
 from gradflow_export.cli.console import show
 from gradflow_export.cli.folders import runs_below, runs_in
+from gradflow_export.errors import ArgumentError
 from gradflow_export.records.issues import Severity
-from gradflow_export.records.lost import LostSteps
+from gradflow_export.records.lost import DROPPED, LostSteps
+from gradflow_export.records.verdict import JUDGED
 from gradflow_export.report.summary import RunSummary
 from gradflow_export.storage.reader import Run
 from gradflow_export.writers.console import first_clause
@@ -22,6 +25,9 @@ from gradflow_export.writers.console import first_clause
 _TONES = ("bad", "warn", "none", "good")
 _WIDEST = 60
 """Letters of a run's name up to which the verdicts of several runs stand below each other."""
+
+VERDICT = frozenset((*JUDGED, "optimizer.loss", DROPPED))
+"""Metrics that a verdict is made of."""
 
 _Found = tuple[Path, Run, RunSummary]
 
@@ -42,9 +48,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; return 1 where a run has an open issue as severe as ``--fail-on`` says, else 0."""
+    """Print the report; return 1 where a run has an open issue as severe as ``--fail-on`` says, else 0.
+
+    Raises:
+        ArgumentError: ``--fail-on`` was given, and a run has no step that could have shown an issue.
+    """
     stored = [(path, each) for path in runs_below(args.logdir).values() for each in runs_in(path)]
-    found = [(path, each, summarise(each)) for path, each in stored]
+    alone = len({path for path, _ in stored}) == 1
+    whole = stored if args.details or args.json else stored[-1:] if alone else []
+    found = [(path, each, summarise(each, whole=(path, each) in whole)) for path, each in stored]
     if args.json:
         runs = [{"path": str(path), **_kept(each), **summary.as_dict()} for path, each, summary in found]
         print(json.dumps({"runs": runs}, indent=2, allow_nan=False))
@@ -53,14 +65,21 @@ def run(args: argparse.Namespace) -> int:
     if args.fail_on is None:
         return 0
     still = [issue.severity for *_, summary in found for issue in summary.issues if issue.open]
-    return int(max(still, default=Severity.INFO) >= Severity[args.fail_on])
+    if max(still, default=Severity.INFO) >= Severity[args.fail_on]:
+        return 1
+    empty = [str(path) for path, _, summary in found if not summary.course.stepped]
+    if empty:
+        raise ArgumentError(f"--fail-on found no optimizer step in {', '.join(empty)}; nothing can be said of it.")
+    return 0
 
 
 def _pages(logdir: Path, found: Sequence[_Found], *, details: bool) -> Iterator[str]:
     """Yield the newest run of a single folder in full, and a line for each other one; all in full with ``details``."""
     alone = len({path for path, *_ in found}) == 1
     whole = found if details else found[-1:] if alone else ()
-    yield from ("\n".join([summary.as_text(str(path)), *_notes(each)]) for path, each, summary in whole)
+    paths = Counter(path for path, *_ in found)
+    for path, each, summary in whole:
+        yield "\n".join([summary.as_text(f"{path}{_own(each) if paths[path] > 1 else ''}"), *_notes(each)])
     rest = found[: len(found) - len(whole)]
     if rest:
         sick = sum(summary.judged.tone in {"bad", "warn"} for *_, summary in rest)
@@ -76,7 +95,7 @@ def _brief(logdir: Path, found: Sequence[_Found]) -> Iterator[str]:
     lines = []
     for path, each, summary in found:
         name = path.relative_to(logdir).as_posix()
-        name += f" [{each.sessions[0]}]" if paths[path] > 1 else ""
+        name += _own(each) if paths[path] > 1 else ""
         open_ones = [group.head for group in summary.groups if group.head.open]
         worst = max((issue.severity for issue in open_ones), default=Severity.INFO)
         fix = first_clause(open_ones[0].advice) if open_ones else ""
@@ -86,14 +105,26 @@ def _brief(logdir: Path, found: Sequence[_Found]) -> Iterator[str]:
     yield from (f"  {name:<{width}}  {said}" for _, name, said in sorted(lines, key=itemgetter(0)))
 
 
-def summarise(stored: Run) -> RunSummary:
-    """Sum a run up, record by record, and what its files say is missing."""
+def _own(stored: Run) -> str:
+    """Return what tells a run from others in its folder: when it began, and the name to read it by."""
+    began = time.strftime(" began %Y-%m-%d %H:%M:%S", time.localtime(stored.info.started)) if stored.info else ""
+    return f" [{stored.sessions[0]}{began}]" if stored.sessions else ""
+
+
+def summarise(stored: Run, *, whole: bool = True) -> RunSummary:
+    """Sum a run up, record by record, and what its files say is missing.
+
+    Args:
+        stored: The run.
+        whole: Whether more than its verdict and issues is asked for.
+    """
     summary = RunSummary(stored.info)
     summary.resumed = stored.records.resumed
-    for record in stored.records:
+    for record in stored.records if whole else stored.records.only(VERDICT):
         summary.add(record)
     unwritten = {"": sum(gap.steps for gap in stored.gaps)}
-    summary.lost_steps = LostSteps(summary.lost_steps.dropped, unwritten, None if stored.closed else summary.last)
+    after = None if stored.closed else summary.last
+    summary.lost_steps = LostSteps(summary.lost_steps.dropped, unwritten, after, stored.error)
     return summary
 
 
@@ -103,11 +134,15 @@ def _kept(stored: Run) -> dict[str, Any]:
         "beside": list(stored.beside),
         "replaced": list(stored.replaced),
         "closed": stored.closed,
+        "error": stored.error,
         "missing": [{"first": g.first, "last": g.last, "steps": g.steps, "reason": g.reason} for g in stored.gaps],
     }
 
 
 def _notes(stored: Run) -> Iterator[str]:
+    if stored.records.resumed:
+        places = ", ".join(map(str, stored.records.resumed))
+        yield f"  note   {len(stored.records.resumed) + 1} sessions: training was resumed at step {places}"
     if stored.beside:
         several = f"{len(stored.beside) + 1} runs wrote to this folder at the same time"
         yield f"  note   {several}; this is session {stored.sessions[-1]}. Give each its own logdir."

@@ -24,11 +24,11 @@ from gradflow_export.checks.missing_step import LonelyPasses
 from gradflow_export.config import Settings
 from gradflow_export.distributed.rank_transport import Exchange
 from gradflow_export.engine.external_issues import ToldJudge
-from gradflow_export.engine.forked import new_session
 from gradflow_export.engine.instruments import Instruments
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.optimizer_groups import Roles
 from gradflow_export.engine.registry import make_instruments, stepped
+from gradflow_export.engine.sessions.forked import new_session
 from gradflow_export.engine.step_timer import StepClock
 from gradflow_export.engine.training_loop import TOLD, TrainingLoop
 from gradflow_export.engine.transfer import Bundle

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,10 +22,11 @@ from gradflow_export.extensions import active
 from gradflow_export.hooks.block_tree import BlockTree
 from gradflow_export.records.step_record import Issue, IssueType, Note, RunInfo, Severity, StepRecord
 from gradflow_export.report.card import card
-from gradflow_export.report.summary import RunSummary, write_json
+from gradflow_export.report.summary import write_json
 from gradflow_export.storage.table import write_table
 from gradflow_export.writers import JsonlWriter, MemoryWriter, TensorBoardWriter
 from gradflow_export.writers.base import Writer
+from gradflow_export.writers.console import ConsoleWriter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,12 +37,28 @@ CLOSE_SECONDS = 10.0
 UNWATCHED = "watch() was never called: nothing was read"
 MARKS = ("mark", "checkpoint")
 MOST_TEXT = 1000
+MOST_ERROR = 200
 
 
 def say_unwatched(wanted: bool) -> None:
     """Report that ``watch()`` of an exporter was never called, unless nothing is printed."""
     if wanted:
         _log.warning("gradflow: %s; call exporter.watch() before the loop.", UNWATCHED)
+
+
+def ending(step: int) -> str:
+    """Return which exception ends a run, and at which step; empty if none does, or one that only asks to stop.
+
+    It is under way where ``with`` or ``finally`` closes, and was reported before a program that it ended closes.
+    """
+    last = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # a notebook goes on after one
+    error = sys.exc_info()[1] or last
+    if not isinstance(error, Exception) or isinstance(error, (StopIteration, StopAsyncIteration)):
+        return ""
+    text = ""
+    with contextlib.suppress(Exception):  # its text is written by anyone
+        text = " ".join(str(error).split())[:MOST_ERROR]
+    return f"at step {step} ({type(error).__name__}{': ' if text else ''}{text})"
 
 
 def _tree(run: RunInfo | None, loop: TrainingLoop | None) -> BlockTree:
@@ -50,34 +69,48 @@ def _tree(run: RunInfo | None, loop: TrainingLoop | None) -> BlockTree:
     )
 
 
-def read_earlier(summary: RunSummary, logdir: Path, start_step: int) -> None:
-    """Read what earlier sessions left open, if training is resumed in their log directory.
-
-    Args:
-        summary: Of the session that begins.
-        logdir: Where it writes.
-        start_step: Steps that were completed before it.
-    """
-    if start_step and summary.info is not None and summary.info.rank == 0 and logdir.is_dir():
-        from gradflow_export.storage.reader import left_open  # noqa: PLC0415 - memory that most runs have no use for
-
-        summary.earlier = left_open(logdir, summary.info, start_step + 1)
-
-
 class Recording:
     """Stops and resumes the recording of :class:`~gradflow_export.exporter.Exporter`."""
 
     _loop: TrainingLoop | None
+    _worker: Worker
+    _writers: tuple[Writer, ...]
+    _closed: bool
+    _paused = _late = False
 
     def pause(self) -> None:
-        """Stop recording; steps are still counted."""
-        if self._loop is not None:
-            self._loop.quiet.pause(on=True)
+        """Stop recording, or do not begin with :meth:`~gradflow_export.exporter.Exporter.watch`; steps are counted."""
+        self._pause(on=True)
 
     def resume(self) -> None:
         """Record again after :meth:`pause`."""
+        self._pause(on=False)
+
+    @property
+    def current_step(self) -> int:
+        """The current step, counted from 1; 0 before ``watch()``."""
+        return 0 if self._loop is None else self._loop.steps + self._loop.quiet.steps.passed + 1
+
+    def _pause(self, *, on: bool) -> None:
+        self._paused = on
         if self._loop is not None:
-            self._loop.quiet.pause(on=False)
+            self._loop.quiet.pause(on=on)
+
+    def _takes(self, what: str) -> bool:
+        """Whether something can be recorded; that it cannot any more is reported once."""
+        if self._closed and not self._late:
+            self._late = True
+            _log.warning("gradflow: this exporter is closed: %s() and what else is passed to it is not recorded.", what)
+        return self._loop is not None and not self._closed
+
+    def _end(self) -> None:
+        """End the worker; the verdict says if an exception ends the run, or if recording was paused for all of it."""
+        self._worker.ended_by = ending(self.current_step)
+        count = 0 if self._loop is None else self._loop.pace.skipped["paused"]
+        for writer in self._writers if count else ():
+            if isinstance(writer, ConsoleWriter):
+                writer.unseen = f": recording was paused for all {count} steps; call exporter.resume()"
+        self._worker.close(CLOSE_SECONDS)
 
 
 class Reports(Recording):
@@ -85,12 +118,9 @@ class Reports(Recording):
 
     logdir: Path
     settings: Settings
-    _worker: Worker
     _judge: ToldJudge
-    _writers: tuple[Writer, ...]
     _guard: Guard
 
-    _closed: bool
     _unwatched: weakref.finalize[Any, Any]
     _panel: Panel | None = None
 
@@ -144,7 +174,7 @@ class Reports(Recording):
         self._catch_up()
         text: str = self._worker.read_summary(lambda summary: summary.as_text(str(self.logdir)))
         seen = self._worker.read_summary(lambda summary: summary.loss is not None or "loss" in summary.headline)
-        if self._loop is not None and not seen:
+        if self._loop is not None and not seen and not self._loop.pace.skipped["paused"]:
             text += "\n  note   no loss was recorded: pass the criterion to watch(), or call observe(loss=loss)"
         skipped = 0 if self._loop is None else self._loop.pace.skipped["budget"]
         if skipped:
@@ -155,8 +185,9 @@ class Reports(Recording):
         return text + (f"\n  note   disabled after an error: {', '.join(aside)}" if aside else "")
 
     def print_report(self) -> None:
-        """Print :meth:`report`."""
-        print(self.report())
+        """Print :meth:`report`; letters that the terminal's encoding lacks are escaped."""
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        print(self.report().encode(encoding, "backslashreplace").decode(encoding))
 
     def __repr__(self) -> str:
         """Return model, place, step and verdict as of this moment, without waiting."""
@@ -243,14 +274,9 @@ class Reports(Recording):
                 is called on the worker thread.
 
         Raises:
-            ArgumentTypeError: ``analyzer`` is neither.
+            ArgumentTypeError: ``analyzer`` is neither, or the name is no text.
         """
         self._worker.analyzers.add(name, analyzer)
-
-    @property
-    def current_step(self) -> int:
-        """The current step, counted from 1; 0 before ``watch()``."""
-        return 0 if self._loop is None else self._loop.steps + self._loop.quiet.steps.passed + 1
 
     def add_issue(self, issue: Issue) -> None:
         """Report an issue found by your own code with the record of the current step, like an issue of a rule.
@@ -264,7 +290,7 @@ class Reports(Recording):
         wrong = _wrong_with(issue)
         if wrong:
             _log.warning("gradflow: add_issue() expects %s", wrong)
-        elif self._loop is not None and not self._closed and self.settings.alerts_enabled:
+        elif self._takes("add_issue") and self._loop is not None and self.settings.alerts_enabled:
             self._loop.told.append(issue)
 
     def mark(self, text: str, *, kind: str = "mark") -> None:
@@ -279,7 +305,7 @@ class Reports(Recording):
                 "gradflow: mark() expects a text and a kind of %s, got %s and %r, and leaves it out; pass a string.",
                 MARKS, type(text).__name__, kind,
             )  # fmt: skip
-        elif self._loop is not None and not self._closed:
+        elif self._takes("mark") and self._loop is not None:
             self._loop.told.append(Note(kind, text[:MOST_TEXT], self.current_step))
 
     def _verdict(self) -> str:

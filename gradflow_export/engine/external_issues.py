@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, StepRecord
 from gradflow_export.rules.base import Rule
 from gradflow_export.rules.judge import Judge
 
+if TYPE_CHECKING:
+    from gradflow_export.storage.earlier import Earlier
+
 CAPACITY = 1000
 """Open issues that are remembered; the oldest go first."""
+
+MENDED = 100
+"""Least number of records without it after which what an earlier session left open is over."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +36,32 @@ class ToldJudge(Judge):
     def __init__(self, rules: Sequence[Rule], strict: bool = False) -> None:
         super().__init__(rules, strict=strict)
         self._told: dict[tuple[str, str, int], Issue] = {}
+        self._left: list[tuple[Issue, int]] = []
+        self._judged = 0
+
+    def recall(self, before: Earlier, *rules: Rule) -> None:
+        """Go on from what earlier sessions of the run left; before the first record.
+
+        Rules on the loss see what it was. An issue that was left open is over when this session has not reported it
+        after twice as many records as it took to be reported, and after ``MENDED`` of them.
+
+        Args:
+            before: What they left.
+            rules: Rules about what may have changed in between.
+        """
+        if self._rules:
+            ignored = self.ignored
+            Judge.__init__(self, (*self._rules, *rules), self._strict, self._keep)
+            self.ignored = ignored
+            self._left = list(before.issues)
+            for step, loss in before.losses:
+                self._history.run("loss").add(step, loss)
 
     def begin_again(self) -> None:
         """Forget all records and issues."""
         super().begin_again()
         self._told.clear()
+        self._left.clear()
 
     def check(self, record: StepRecord, told: Sequence[Issue] = ()) -> tuple[Issue, ...]:
         """Judge one record, as :meth:`Judge.check <gradflow_export.rules.judge.Judge.check>` does.
@@ -57,7 +85,18 @@ class ToldJudge(Judge):
                     del self._told[next(iter(self._told))]
                 self._told[issue.key] = replace(issue, step=record.step)
                 into.append(self._told[issue.key])
-        return tuple(events)
+        self._judged += 1
+        return (*events, *self._mended(record.step))
+
+    def _mended(self, step: int) -> list[Issue]:
+        """Return what earlier sessions left open and is over now."""
+        if not self._left:
+            return []
+        known = {issue.key[:2] for issue in (*self.issues, *self._told.values())}
+        left = [(issue, after) for issue, after in self._left if issue.key[:2] not in known]
+        over = [issue for issue, after in left if self._judged >= max(MENDED, 2 * after)]
+        self._left = [(issue, after) for issue, after in left if issue not in over]
+        return [replace(issue, healed_step=step) for issue in over]
 
     def _amended(self, amendment: Amendment) -> list[Issue]:
         """Add to the message of an issue, and return it where it is known."""

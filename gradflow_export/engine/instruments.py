@@ -67,7 +67,7 @@ class Instruments:
         for name in self.takes & tensors.keys():
             part(name)(self.hand)(name, tensors[name])
         rest = {name: value for name, value in tensors.items() if name not in self.takes}
-        part("observe")(self.loss.observe)(rest)
+        part("observe")(self.loss.observe)(rest, self.takes)
 
     @property
     def news(self) -> bool:

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Protocol
 
 from gradflow_export.engine.step_timer import NOTHING, OWED_STEPS, Spent, Worked
-from gradflow_export.schedule import SETTLING_STEPS, Schedule
+from gradflow_export.schedule import Schedule
 
 DELAY = 32
 """Steps between the record that a request was made of and the step at which it acts.
@@ -132,7 +132,7 @@ class Pace:
         length = min(BURST, OWED_STEPS // spacing) if spacing > 1 else 0
         burst = length >= LEAST_BURST
         earned = EARNED * spacing if burst else math.ceil(schedule.intervals["wiring"] * stretch)
-        if step <= SETTLING_STEPS or self._look is not None or step + earned < self._paid:
+        if step <= schedule.settled or self._look is not None or step + earned < self._paid:
             return False
         self._look, self._length, self._paid = 0, length * burst, max(self._paid, step) + earned
         return True

@@ -16,7 +16,6 @@ from gradflow_export.engine.transfer import Bundle
 from gradflow_export.hooks.optimizer_hooks import PassedSteps
 from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.gradients.glance import Glance
-from gradflow_export.schedule import SETTLING_STEPS
 
 if TYPE_CHECKING:
     from gradflow_export.engine.training_loop import TrainingLoop
@@ -38,11 +37,12 @@ class QuietSteps:
 
     Attributes:
         steps: Counts them.
+        lapped: The last step whose time was taken.
     """
 
     def __init__(self, loop: TrainingLoop, guard: Guard) -> None:
         self.steps = PassedSteps()
-        self._lapped = 0
+        self.lapped = 0
         self._loop, self._guard = loop, guard
         self._resting = contextlib.ExitStack()
         self._glances: weakref.WeakKeyDictionary[Optimizer, Glance] = weakref.WeakKeyDictionary()
@@ -50,7 +50,7 @@ class QuietSteps:
 
     def spacing(self, step: int) -> int:
         """Return of how many steps one is recorded: the first ones depend on no clock."""
-        return 1 if step <= SETTLING_STEPS else self._loop.pace.spacing(self._loop.clock.spacing)
+        return 1 if step <= self._loop.schedule.settled else self._loop.pace.spacing(self._loop.clock.spacing)
 
     def begin(self, optimizer: object) -> None:
         """Pass by the steps before the next record; their optimizer is the only one there is."""
@@ -130,8 +130,8 @@ class QuietSteps:
             sampled: Whether an instrument with an interval was read.
         """
         loop = self._loop
-        steps, self._lapped = loop.steps - self._lapped, loop.steps
-        fixed = loop.steps <= SETTLING_STEPS
+        steps, self.lapped = loop.steps - self.lapped, loop.steps
+        fixed = loop.steps <= loop.schedule.settled
         spent = self._guard.spent
         pace = loop.pace
         return loop.clock.lap(

@@ -31,7 +31,7 @@ from gradflow_export.instruments.backward_passes import MOST_READ
 from gradflow_export.instruments.gradients.fingerprints import Fingerprints
 from gradflow_export.instruments.hand_updates import HandUpdates
 from gradflow_export.records.step_record import Issue, Note
-from gradflow_export.schedule import SETTLING_STEPS, Schedule
+from gradflow_export.schedule import Schedule
 
 _log = logging.getLogger("gradflow_export")
 
@@ -264,7 +264,7 @@ class TrainingLoop:
             if self.optimizers is not None and self.optimizers.skipped:
                 scalars["runtime.skipped"] = float(self.optimizers.skipped)
             bundle.scalars = scalars
-            bundle.kind = self.pace.kind(bool(self._due)) if self.steps > SETTLING_STEPS else None
+            bundle.kind = self.pace.kind(bool(self._due)) if self.steps > self.schedule.settled else None
             drained: Drained = []
             for name, complete in self._complete:
                 if name in self._due:
@@ -283,7 +283,7 @@ class TrainingLoop:
         self.instruments.clipping.recorded = self._recorded
         was, self._due = self._due, frozenset()
         if self._recorded:
-            stretch = 1 if step <= SETTLING_STEPS else self.clock.stretch
+            stretch = 1 if step <= self.schedule.settled else self.clock.stretch
             passed = self.pace.passed(self.schedule, self.clock.spacing)
             self._due = self.schedule.due(step, **self.pace.wants, stretch=stretch, spacing=passed)
         self._asked.plan(self._due, was)

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from typing import Any, TypeGuard
 from gradflow_export.engine.assemble import Assembler, Ranks
 from gradflow_export.engine.backlog import DEFERRED, Backlog
 from gradflow_export.engine.external_issues import ToldJudge
-from gradflow_export.engine.forked import begun_here, call_at_exit, writers_here
+from gradflow_export.engine.sessions.forked import begun_here, call_at_exit, writers_here
 from gradflow_export.engine.step_timer import Spent
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.errors import ArgumentTypeError
@@ -58,8 +59,10 @@ class Analyzers:
         """Ask an analyzer about every record from now on.
 
         Raises:
-            ArgumentTypeError: It is neither callable nor has ``analyze_custom_metric``.
+            ArgumentTypeError: It is neither callable nor has ``analyze_custom_metric``, or the name is no text.
         """
+        if not isinstance(name, str) or not name.strip():
+            raise ArgumentTypeError(f"name must be a short word, got {name!r}; for example 'accuracy'.")
         analyze = getattr(analyzer, "analyze_custom_metric", analyzer)
         if not callable(analyze):
             raise ArgumentTypeError(
@@ -75,8 +78,12 @@ class Analyzers:
         try:
             values = self._all[name](record) or {}
             return [Reading.run(f"custom.{name}.{key}", float(value)) for key, value in values.items()]
-        except Exception:
-            _log.warning("gradflow: analyzer %r failed and is disabled", name, exc_info=True)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            _log.warning(
+                "gradflow: analyzer %r failed at step %d and is disabled: %s: %s (%s, line %s)",
+                name, record.step, type(error).__name__, error, last.filename, last.lineno,
+            )  # fmt: skip
             self._all.pop(name, None)
             return []
 
@@ -120,7 +127,7 @@ class Worker:
     def _begin(self, info: RunInfo | None, writers: Sequence[Writer]) -> None:
         """Take the state of a worker that has done nothing, in this process."""
         self._pid = os.getpid()
-        self.summary, self.outlets = RunSummary(info), WriterSet(writers)
+        self.summary, self.outlets, self.ended_by = RunSummary(info), WriterSet(writers), ""
         self._error: BaseException | None = None
         self._assembler = Assembler()
         self._lost: Counter[str] = Counter()
@@ -161,9 +168,9 @@ class Worker:
     @property
     def lost_steps(self) -> LostSteps:
         """What was lost so far."""
-        backlog = self.backlog
-        early = {"closed before they were written": backlog.taken - backlog.done} if self._gave_up else {}
-        return LostSteps({**self._lost, **early}, {name: gap.steps for name, gap in self.outlets.lost.items()})
+        early = {"closed before they were written": self.backlog.taken - self.backlog.done} if self._gave_up else {}
+        unwritten = {name: gap.steps for name, gap in self.outlets.lost.items()}
+        return LostSteps({**self._lost, **early}, unwritten, error=self.ended_by)
 
     def has_room(self) -> bool:
         """Return whether a step may be read; one that may not is counted as lost."""
@@ -265,7 +272,7 @@ class Worker:
                 break
         if self._assembler.ranks is not None:
             self._assembler.ranks.close()
-        self.outlets.close()
+        self.outlets.close(self.ended_by)
         self._finished = True
         backlog.move()
 

@@ -171,6 +171,7 @@ class OptimizerSteps:
         self._only = None if only is None else weakref.WeakSet(only)
         self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
         self.strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._stateless: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.skipped = 0
 
     def attach(self, passed: PassedSteps | None = None) -> contextlib.ExitStack:
@@ -187,12 +188,19 @@ class OptimizerSteps:
         groups = optimizer.param_groups
         signature = tuple([(len(g["params"]), id(g["params"][-1]) if g["params"] else 0) for g in groups])
         known = self._known.get(optimizer)
+        if known is None and not optimizer.state:
+            self._stateless.add(optimizer)
         if known is None or known.signature != signature:
             model = self._model()
             known = _Known(signature, None if model is None else self._match(model, groups))
             self._known[optimizer] = known
             (self.strangers.add if known.owned is None else self.strangers.discard)(optimizer)
         return known
+
+    def began_stateless(self) -> bool:
+        """Return whether an optimizer of the model that keeps a state, as of now, had none at its first step."""
+        mine = [each for each in list(self._stateless) if each not in self.strangers]
+        return any(any(each.state.values()) for each in mine)
 
     def layouts(self) -> list[Layout]:
         """Return how all parameters of the model lie on the ranks of a distributed run, now."""

@@ -33,10 +33,16 @@ class LossComponents:
             name = str(key)
             if name not in self._sites:
                 if len(self._sites) >= MOST:
-                    self._complain()
+                    self._complain(f"observe(components=...) takes {MOST} names")
                     continue
                 self._sites += (name,)
-            one = value.detach().mean() if isinstance(value, Tensor) else torch.tensor(float(value))
+            try:
+                one = value.detach().mean() if isinstance(value, Tensor) else torch.tensor(float(value))
+            except (TypeError, ValueError, RuntimeError):
+                self._complain(
+                    f"observe(components=...) expects tensors or numbers, got {type(value).__name__} for {name!r}"
+                )
+                continue
             one = one if one.dtype is torch.float64 else one.to(torch.float32)
             known = self._sums.get(name)
             self._sums[name] = one if known is None else known + one.to(known)
@@ -62,7 +68,7 @@ class LossComponents:
         """Forget what was added since the last drain; the names stay."""
         self._sums, self._counts = {}, {}
 
-    def _complain(self) -> None:
+    def _complain(self, text: str) -> None:
         if not self._told:
             self._told = True
-            _log.warning("gradflow: observe(components=...) takes %d names, and the rest are left out.", MOST)
+            _log.warning("gradflow: %s, and leaves out what cannot be used.", text)

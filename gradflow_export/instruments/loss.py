@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,14 +28,14 @@ from gradflow_export.instruments.criterion import CriterionCalls
 from gradflow_export.instruments.gradients.fingerprints import end_of
 from gradflow_export.instruments.micro_batches import Part, loss_of, parts_of, statistics_of
 from gradflow_export.metrics.arrays.local import local
-from gradflow_export.metrics.logits import LOGIT_ERRORS, LOGIT_METRICS, TARGET_ERRORS, TARGET_METRICS, as_samples
+from gradflow_export.metrics.logits import LOGIT_ERRORS, LOGIT_METRICS, TARGET_ERRORS, TARGET_METRICS, as_samples, fits
 from gradflow_export.metrics.upstream import UPSTREAM_METRICS, upstream_statistics
 from gradflow_export.records.catalog import MetricSpec, spec
 from gradflow_export.records.step_record import RUN_SITE
 
 _log = logging.getLogger("gradflow_export")
 
-OBSERVABLE = ("loss", "logits", "targets", "components", "policy")
+OBSERVABLE = ("loss", "logits", "targets", "components")
 _KINDS = (
     ("loss", (Tensor, int, float), "a tensor or a number"),
     ("logits", (Tensor,), "a tensor"),
@@ -123,17 +123,19 @@ class LossInstrument:
         """See no backward passes for a while; return a function that ends that."""
         return self.roots.rest()
 
-    def observe(self, tensors: Mapping[str, Any]) -> None:
-        """Take what the user hands over by name; what cannot be used is reported once."""
-        for name in tensors.keys() - set(OBSERVABLE) - self._refused:
-            self._refused.add(name)
-            _log.warning("gradflow: observe() does not know %r%s", name, nearest(name, OBSERVABLE))
+    def observe(self, tensors: Mapping[str, Any], others: Collection[str] = ()) -> None:
+        """Take what the user hands over by name; what cannot be used is reported once.
+
+        Args:
+            tensors: By name.
+            others: Names that other instruments take.
+        """
+        for name in tensors.keys() - set(OBSERVABLE):
+            self._refuse(name, f"does not know {name!r}{nearest(name, {*OBSERVABLE, *others})}")
         for name, kinds, wanted in _KINDS:
             value = tensors.get(name)
-            if value is not None and not isinstance(value, kinds) and name not in self._refused:
-                self._refused.add(name)
-                kind = type(value).__name__
-                _log.warning("gradflow: observe() expects %s for %r, got %s; it is left out.", wanted, name, kind)
+            if value is not None and not isinstance(value, kinds):
+                self._refuse(name, f"expects {wanted} for {name!r}, got {type(value).__name__}; it is left out.")
         loss, logits, targets, components = (tensors.get(n) for n in ("loss", "logits", "targets", "components"))
         if isinstance(loss, (Tensor, int, float)):
             self.observe_loss(loss)
@@ -142,6 +144,11 @@ class LossInstrument:
             self._await_gradient(logits)
         if isinstance(components, Mapping):
             self._components.add(components)
+
+    def _refuse(self, name: str, why: str) -> None:
+        if name not in self._refused:
+            self._refused.add(name)
+            _log.warning("gradflow: observe() %s", why)
 
     def observe_loss(self, loss: Tensor | float) -> None:
         """Take one loss. A tensor is kept as a device reference."""
@@ -154,6 +161,10 @@ class LossInstrument:
 
     def observe_logits(self, logits: Tensor, targets: Tensor | None) -> None:
         """Take logits, and targets when they are known, if this step is due."""
+        if targets is not None and self.want_logits and not fits(logits, targets):
+            got = f"{list(targets.shape)} of {str(targets.dtype).removeprefix('torch.')} for {list(logits.shape)}"
+            wanted = "an integer for each sample, or probabilities with the shape of the logits"
+            self._refuse("targets", f"expects as 'targets' {wanted}, got {got}; they are left out.")
         for part in self._read(logits, targets):
             self.passes.now.add_part(part)
 

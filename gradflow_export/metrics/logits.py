@@ -32,6 +32,13 @@ ENTRIES, LEAST = 2**20, 32
 """Entries that are looked at, and samples that are whatever the number of classes."""
 
 
+def fits(logits: Tensor, targets: Tensor) -> bool:
+    """Return whether targets are class numbers, one per sample, or probabilities with the shape of the logits."""
+    classes = {logits.shape[place] for place in (1, -1) if -logits.dim() <= place < logits.dim()}
+    numbers = not targets.is_floating_point() and targets.numel() in {logits.numel() // max(n, 1) for n in classes}
+    return numbers or targets.shape == logits.shape
+
+
 def as_samples(logits: Tensor, targets: Tensor | None, class_dim: int | None = None) -> tuple[Tensor, Tensor | None]:
     """Bring logits and targets to one row per sample, evenly spaced when there are more than ``ENTRIES`` entries.
 

@@ -18,11 +18,13 @@ class LostSteps:
         dropped: Steps of which there is no record, by reason.
         unwritten: Records that a writer did not take, by the writer's name.
         after: The last step in the files of a run that was not closed, of which nobody knows what came then.
+        error: The exception that ended the run, with its step, such as ``"at step 3 (ValueError)"``.
     """
 
     dropped: Mapping[str, int] = field(default_factory=dict)
     unwritten: Mapping[str, int] = field(default_factory=dict)
     after: int | None = None
+    error: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.phrase)
@@ -46,6 +48,7 @@ class LostSteps:
         parts = [f"{_steps(self.total)} lost ({why})"] if found else []
         parts += [f"{_steps(count)} not written by {name}" for name, count in self.unwritten.items() if count and name]
         parts += [] if self.after is None else [f"not closed: steps after {self.after} are unknown"]
+        parts += [f"ended by an exception {self.error}"] if self.error else []
         return "; ".join(parts)
 
 

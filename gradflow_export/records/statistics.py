@@ -215,14 +215,21 @@ class Ends:
         self._seen = 0
         self._first: list[float] = []
         self._last: deque[float] = deque(maxlen=ENDS)
+        self._steps: deque[int] = deque(maxlen=ENDS)
 
-    def add(self, value: float) -> None:
-        """Take in the next reading; NaN and the infinities are left out."""
+    def add(self, value: float, step: int = 0) -> None:
+        """Take in the next reading, which was made at a step; NaN and the infinities are left out."""
         if math.isfinite(value):
             self._seen += 1
             self._last.append(value)
+            self._steps.append(step)
             if len(self._first) < ENDS:
                 self._first.append(value)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last step of the last readings; 0 and 0 before there is one."""
+        return (self._steps[0], self._steps[-1]) if self._steps else (0, 0)
 
     @property
     def values(self) -> tuple[float, float] | None:

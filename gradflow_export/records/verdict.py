@@ -9,11 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from gradflow_export.records.statistics import Ends
+from gradflow_export.records.statistics import ENDS, Ends
 from gradflow_export.records.step_record import Reading, StepRecord, passes_alone
 
 HARDLY = 0.97
 """Fraction of the first loss at or above which a loss hardly fell."""
+FAR = 0.25
+"""Fraction of the run beyond which the readings that make the last loss are said to lie apart."""
 NAMED = 3
 """Open problems that the verdict names."""
 JUDGED = ("loss", "gradient.total_norm", "update.total_norm")
@@ -76,7 +78,7 @@ class Course:
         self.players |= own_losses(record.metrics.get("optimizer.loss"))
         loss = record.value("loss")
         if loss is not None:
-            self.ends.add(loss)
+            self.ends.add(loss, record.step)
             self.loss_read, self.last_loss = record.step, loss
 
     @property
@@ -87,11 +89,14 @@ class Course:
     @property
     def way(self) -> tuple[str, str]:
         """What the loss did, ``"fell"`` where it fell, and from where to where; empty where nothing can be said."""
-        if self.loss is None or len(self.players) > 1:
+        if self.loss is None or not self.loss_read or len(self.players) > 1:
             return "", ""
         first, last = self.loss
         fell = last < first * (HARDLY if first > 0 else 1.0)
+        since, until = self.ends.span
         read = f", read up to step {self.loss_read}" if self.loss_read < self.last else ""
+        if until - since > max(FAR * self.last, ENDS**2):
+            read = f" (median of the last {ENDS} that were read, at steps {since} to {until})"
         what = "fell" if fell else "hardly fell" if last < first else "has not fallen"
         return what, f"from {first:.4g} to {last:.4g}{read}"
 

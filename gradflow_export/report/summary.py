@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,13 @@ class RunSummary:
         self.trace, self.unread = Trace(), ""
         self._elapsed = self._own = 0.0
         self._trained: tuple[int, int] | None = None
+
+    def recall(self, issues: Iterable[Issue], losses: Iterable[tuple[int, float]]) -> None:
+        """Take in what earlier sessions left open, and their losses with their steps; before the first record."""
+        self.earlier = tuple(issues)
+        for step, loss in losses:
+            self.course.ends.add(loss, step)
+            self.trace.add(step, loss)
 
     def add(self, record: StepRecord) -> None:
         """Take in one record."""

@@ -14,6 +14,9 @@ LONGEST = 200
 RECENT = 16
 """Records at the end of a session whose distance shows of how many steps it recorded one."""
 
+SEVERAL = RECENT
+"""Records that lie between two sessions for an interval or budget at most."""
+
 Identity = tuple[str, int]
 """The class of a model and how many entries its parameters have."""
 
@@ -63,7 +66,8 @@ def between(steps: Sequence[int], until: int, settings: object, *, closed: bool)
     """Return the steps that lie between two sessions of one run and are in neither.
 
     A session that was not closed has lost what it had recorded last. One that was closed has lost nothing: steps after
-    it were recorded by nobody, or left out by its interval or budget, in which case nothing is missing.
+    it were recorded by nobody, or left out by its interval or budget. Where one of several was recorded, they count as
+    missing only if there would have been ``SEVERAL`` records.
 
     Args:
         steps: The last ones of the earlier session that are accounted for, rising.
@@ -75,13 +79,14 @@ def between(steps: Sequence[int], until: int, settings: object, *, closed: bool)
     steps 143 to 161: the session before ended before they were written
     >>> print(between([120, 130, 140], 162, None, closed=False))
     steps 150 to 160 (2 of them): the session before ended before they were written
+    >>> print(between([120, 130, 140], 162, None, closed=True), between([120, 130, 140], 401, None, closed=True))
+    None steps 150 to 400 (26 of them): no session recorded them
     """
     known = settings if isinstance(settings, Mapping) else {}
     every = known.get("every", 1)
-    if closed and (every != 1 or known.get("budget", 0) is not None):
-        return None
     apart = sorted(later - earlier for earlier, later in pairwise(steps[-RECENT - 1 :]))
     usual = max([1, *apart[len(apart) // 2 :][:1], *([every] if isinstance(every, int) else [])])
     count = (until - 1 - steps[-1]) // usual
+    least = SEVERAL if closed and (every != 1 or known.get("budget", 0) is not None) else 1
     reason = "no session recorded them" if closed else "the session before ended before they were written"
-    return Gap(steps[-1] + usual, steps[-1] + count * usual, count, reason) if count > 0 else None
+    return Gap(steps[-1] + usual, steps[-1] + count * usual, count, reason) if count >= least else None

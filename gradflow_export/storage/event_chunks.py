@@ -14,7 +14,7 @@ twice in one tag. A tag that is used once escapes both. Hence every chunk of eve
     gradflow/<session>/notes/<chunk>-0     string   what was reported beside the numbers, as JSON
     gradflow/<session>/evidence/<chunk>-0  string   what checks saw, as JSON; ``tables`` of its content has the layers
     gradflow/<session>/gap/<n>             string   steps that could not be written, as JSON
-    gradflow/<session>/end/0               string   the last step, as JSON: the session was closed
+    gradflow/<session>/end/0               string   the last step, as JSON: the session was closed; and an exception
 
 ``k`` numbers the parts of a chunk: metrics read at different steps refer to different clocks. ``steps/<chunk>-0`` is
 the clock of every record in the chunk. The small ``content`` of each blob says which clock and site table it uses, so
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,21 +147,32 @@ def pack_gap(session: str, gap: Gap, number: int) -> Blob:
     return Blob(f"{PLUGIN_NAME}/{session}/gap/{number}", json.dumps(vars(gap)), content, gap.last)
 
 
-def pack_end(session: str, step: int) -> Blob:
+def pack_end(session: str, step: int, error: str = "") -> Blob:
     """Return the blob that says that a session was closed, so that nothing is missing behind it.
 
     Args:
         session: Its name.
         step: The last step that was handed over.
+        error: The exception that ended it, with its step; empty if there was none.
     """
     content = {"v": FORMAT, "kind": "end", "first": step, "last": step}
-    return Blob(f"{PLUGIN_NAME}/{session}/end/0", json.dumps({"step": step}), content, step)
+    return Blob(
+        f"{PLUGIN_NAME}/{session}/end/0",
+        json.dumps({"step": step, **({"error": error} if error else {})}),
+        content,
+        step,
+    )
 
 
 @dataclass
 class Unpacker:
-    """Collects the blobs of one session, in any order, and gives the records back."""
+    """Collects the blobs of one session, in any order, and gives the records back.
 
+    Attributes:
+        wanted: Metrics that the records are to have; ``None`` is all of them.
+    """
+
+    wanted: Collection[str] | None = None
     arrays: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     contents: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     sites: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -239,18 +250,23 @@ class Unpacker:
             for step, (seconds, phase, rank) in sorted(walls.items())
         ]
 
+    def _wants(self, metric: str) -> bool:
+        return metric not in RETIRED and (self.wanted is None or metric in self.wanted)
+
     def _spread(self, key: str, content: Mapping[str, Any], readings: dict[int, list[Reading]]) -> None:
-        sites, stored = self.sites[content["sites"]], self.arrays[key]
+        sites, stored, metric = self.sites[content["sites"]], self.arrays[key], content["metric"]
+        columns = [(column, name) for column, name in enumerate(sites) if metric == "run" and self._wants(name)]
+        if not columns and (metric == "run" or not self._wants(metric)):
+            return
         values, present = unmask_values(stored)
         absent = stored.view(np.uint32) == ABSENT_BITS
         for row, step in enumerate(self.arrays[content["clock"]].tolist()):
-            if step not in readings or content["metric"] in RETIRED:
+            if step not in readings:
                 continue
-            if content["metric"] != "run":
-                readings[step].append(Reading(content["metric"], sites, values[row], present[row]))
-                continue
-            for column, name in enumerate(sites):
-                if not absent[row, column] and name not in RETIRED:
+            if metric != "run":
+                readings[step].append(Reading(metric, sites, values[row], present[row]))
+            for column, name in columns:
+                if not absent[row, column]:
                     cell = slice(column, column + 1)
                     readings[step].append(Reading(name, (RUN_SITE,), values[row, cell], present[row, cell]))
 

@@ -66,9 +66,9 @@ class LineEncoder:
         """Return the line that tells which steps are missing."""
         return _line({"kind": "gap", **self._session, **vars(gap)})
 
-    def end(self, step: int) -> bytes:
-        """Return the line that says that the session was closed after this step."""
-        return _line({"kind": "end", **self._session, "step": step})
+    def end(self, step: int, error: str = "") -> bytes:
+        """Return the line that says that the session was closed after this step, and which exception ended it."""
+        return _line({"kind": "end", **self._session, "step": step, **({"error": error} if error else {})})
 
     def record(self, record: StepRecord) -> bytes:
         """Return the line of one record, after those of site tables that it is the first to use."""
@@ -115,9 +115,11 @@ class End:
 
     Attributes:
         step: The last step that was handed over.
+        error: The exception that ended it, with its step; empty if there was none.
     """
 
     step: int
+    error: str = ""
 
 
 class LineDecoder:
@@ -160,7 +162,7 @@ class LineDecoder:
             elif kind == "gap":
                 return gap_from_json(data)
             elif kind == "end":
-                return End(int(data["step"]))
+                return End(int(data["step"]), str(data.get("error", "")))
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"a {kind} line lacks a part: {error!r}") from error
         return None

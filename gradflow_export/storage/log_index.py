@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -37,11 +37,11 @@ class Page:
 
     Attributes:
         clock: Wall time of each step.
-        load: Reads the records from disk.
+        load: Reads the records from disk, with readings of the metrics that are named at least; ``None`` is all.
     """
 
     clock: dict[int, float]
-    load: Callable[[], list[StepRecord]]
+    load: Callable[[Collection[str] | None], list[StepRecord]]
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -56,8 +56,8 @@ class Page:
         """Load the records now, and hold them: what they are read from is about to go."""
         records: list[StepRecord] = []
         with contextlib.suppress(OSError):
-            records = self.load()
-        self.load = lambda: records
+            records = self.load(None)
+        self.load = lambda _wanted: records
 
 
 @dataclass(eq=False)
@@ -71,6 +71,7 @@ class Session:
         gaps: Steps that the file says could not be written.
         issues: Those that opened or healed, each with the step at which it was written.
         closed: Whether it says that the session was closed.
+        error: The exception that ended it, as far as it says.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Session:
     gaps: list[Gap] = field(default_factory=list)
     issues: list[tuple[int, Issue]] = field(default_factory=list)
     closed: bool = False
+    error: str = ""
 
     @property
     def started(self) -> float:
@@ -111,7 +113,7 @@ class LineSession(Session):
         """Take note of one record."""
         if len(self.places) % _LINES_PER_PAGE == 0:
             places = self.places = []
-            self.pages.append(Page({}, lambda: load(places)))
+            self.pages.append(Page({}, lambda _wanted: load(places)))
         self.places.append(offset)
         self.issues += ((record.step, issue) for issue in record.issues)
         self.pages[-1].clock[record.step] = record.wall_time
@@ -145,7 +147,7 @@ class EventSession(Session):
         elif tag.name == "gap":
             self.gaps.append(gap_from_json(json.loads(_text(blob))))
         elif tag.name == "end":
-            self.closed = True
+            self.closed, self.error = True, str(json.loads(_text(blob)).get("error", ""))
         else:
             self.places.setdefault(tag.chunk, []).append(offset)
             if tag.name == "issues":
@@ -160,11 +162,11 @@ class EventSession(Session):
         for chunk, clock in sorted(self.clocks.items()):
             if len(clock.get("steps", ())) == len(clock.get("wall", ())) > 0:
                 pairs = dict(zip(clock["steps"], clock["wall"], strict=True))
-                self.pages.append(Page(pairs, lambda chunk=chunk: self._load(chunk)))  # type: ignore[misc]
+                self.pages.append(Page(pairs, partial(self._load, chunk)))
         self.clocks = {}
 
-    def _load(self, chunk: int) -> list[StepRecord]:
-        unpacker = Unpacker(sites=self.sites)
+    def _load(self, chunk: int, wanted: Collection[str] | None) -> list[StepRecord]:
+        unpacker = Unpacker(wanted, sites=self.sites)
         try:
             with self.path.open("rb") as stream:
                 reader = FrameReader(stream)
@@ -256,7 +258,7 @@ def read_lines(path: Path) -> tuple[list[LineSession], int]:
             elif isinstance(found, Gap):
                 session.gaps.append(found)
             elif isinstance(found, End):
-                session.closed = True
+                session.closed, session.error = True, found.error
             else:
                 session.index(found, start, partial(_load_lines, path, decoder.sites, session.name))
     return list(sessions.values()), skipped

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import overload
 
 from gradflow_export.errors import StorageError
-from gradflow_export.records.step_record import Gap, Issue, RunInfo, StepRecord
+from gradflow_export.records.step_record import Gap, RunInfo, StepRecord
 from gradflow_export.storage.continued import between, chains, identity
 from gradflow_export.storage.event_chunks import DRAFTS, Blob
 from gradflow_export.storage.event_codec import FrameReader, event_blobs
@@ -28,7 +28,7 @@ QUICK = 2**25
 """Bytes that are read in about a second, which is what a run that is resumed waits for at most."""
 
 
-class _Start:
+class Start:
     """All that the files of a run hold of one session: of each step what is found first.
 
     Args:
@@ -41,6 +41,7 @@ class _Start:
         self.info = infos[-1] if infos else None
         self.started, self.rank = max(part.started for part in parts), max(part.rank for part in parts)
         self.closed = any(part.closed for part in parts)
+        self.error = next((part.error for part in parts if part.error), "")
         self.issues = sorted((pair for part in parts for pair in part.issues), key=itemgetter(0))
         self.owner: dict[int, Page] = {}
         for part in parts:
@@ -76,7 +77,7 @@ class Records(Sequence[StepRecord]):
         resumed: First steps of the sessions after the first, rising.
     """
 
-    def __init__(self, starts: Sequence[_Start]) -> None:
+    def __init__(self, starts: Sequence[Start]) -> None:
         self._owner: dict[int, Page] = {}
         self.resumed = tuple(sorted(min(start.owner) for start in starts[1:] if start.owner))
         for start in starts:
@@ -85,6 +86,13 @@ class Records(Sequence[StepRecord]):
             self._owner.update(start.owner)
         self._steps = sorted(self._owner)
         self._loaded: dict[Page, dict[int, StepRecord]] = {}
+        self._wanted: Collection[str] | None = None
+
+    def only(self, metrics: Collection[str]) -> Records:
+        """Return the same records with readings of at least these metrics, which takes a fraction of the time."""
+        some = Records(())
+        some._owner, some._steps, some.resumed, some._wanted = self._owner, self._steps, self.resumed, metrics
+        return some
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -121,7 +129,7 @@ class Records(Sequence[StepRecord]):
         if page not in self._loaded:
             while len(self._loaded) >= _KEPT_PAGES:
                 del self._loaded[next(iter(self._loaded))]
-            self._loaded[page] = {record.step: record for record in page.load()}
+            self._loaded[page] = {record.step: record for record in page.load(self._wanted)}
         return self._loaded[page].get(step) or page.bare(step)
 
 
@@ -142,6 +150,7 @@ class Run:
             started again at or before its first step, as when a notebook cell is run twice, or trained another model.
         closed: Whether the latest session was closed. If not, it is in progress, its process was killed, or it could
             not write.
+        error: The exception that ended the latest session, with its step; empty if there was none.
     """
 
     path: Path
@@ -153,6 +162,7 @@ class Run:
     beside: tuple[str, ...] = ()
     closed: bool = True
     replaced: tuple[str, ...] = ()
+    error: str = ""
 
 
 def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session: str | None = None) -> Run:
@@ -190,25 +200,27 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
         known = ", ".join(start.name for start in starts)
         raise StorageError(f"expected a session that wrote to {str(path)!r}, got {session!r}; sessions there: {known}")
     history, whole = (found_in[0], found_in[0]) if found_in else ([], [])
-    if session in _replaced(whole):
-        history = whole[: [start.name for start in whole].index(session or "") + 1]
-    own = _runs(history)[-1]
-    infos = [start.info for start in history if start.info is not None]
+    own: Sequence[Start] = _runs(history)[-1] if history else ()
+    for run in _runs(whole)[:-1]:
+        if session in {start.name for start in run}:  # a later one took the place of this run
+            own = [start for start in run if start.owner or start.name == session]
+            history = whole[: whole.index(own[-1]) + 1]
     return Run(
         path,
-        infos[-1] if infos else None,
-        tuple(start.name for start in history),
+        next((start.info for start in reversed(own) if start.info is not None), None),
+        tuple(start.name for start in own),
         Records(own),
         skipped,
         tuple(_gaps([start for start in own if start.owner])),
         tuple(other[-1].name for other in histories if other is not whole),
-        not history or history[-1].closed,
+        bool(own) and own[-1].closed,
         _replaced(history),
+        own[-1].error if own else "",
     )
 
 
-def left_open(logdir: str | os.PathLike[str], info: RunInfo, before: int) -> tuple[Issue, ...]:
-    """Return the issues that earlier sessions of a run left open; none if their files are too long to be read at once.
+def continued(logdir: str | os.PathLike[str], info: RunInfo, before: int) -> Sequence[Start]:
+    """Return the sessions that a new one continues, earliest first; none if their files are too long to read at once.
 
     Args:
         logdir: The log directory of the run.
@@ -224,14 +236,8 @@ def left_open(logdir: str | os.PathLike[str], info: RunInfo, before: int) -> tup
     if not starts:
         return ()
     run = _runs(max(_histories(starts), key=lambda history: history[-1].ended))[-1]
-    firsts = [min(start.owner) for start in run]
     known = {identity(start.info) for start in run} | {identity(info)}
-    if firsts[0] >= before or len(known - {None}) > 1:
-        return ()
-    last: dict[tuple[str, str], Issue] = {}
-    for start, cut in zip(run, [*firsts[1:], before], strict=True):
-        last |= {(str(issue.issue_type), issue.layer): issue for step, issue in start.issues if step < min(cut, before)}
-    return tuple(issue for issue in last.values() if issue.open)
+    return () if min(run[0].owner) >= before or len(known - {None}) > 1 else run
 
 
 def _all_sessions(files: Sequence[Path]) -> tuple[list[Session], int]:
@@ -245,7 +251,7 @@ def _all_sessions(files: Sequence[Path]) -> tuple[list[Session], int]:
     return sessions, skipped
 
 
-def _gaps(starts: Sequence[_Start]) -> Iterator[Gap]:
+def _gaps(starts: Sequence[Start]) -> Iterator[Gap]:
     """Yield what the sessions of a run say is missing, and what lies between two of them."""
     for place, start in enumerate(starts):
         own = list(start.gaps)
@@ -264,28 +270,28 @@ def _read(file: Path) -> tuple[Sequence[Session], int]:
     return read_draft(file) if file.suffix == DRAFTS else read_events(file)
 
 
-def _runs(history: Sequence[_Start]) -> list[Sequence[_Start]]:
+def _runs(history: Sequence[Start]) -> list[Sequence[Start]]:
     """Divide sessions that follow each other into runs, the last of which is the one that goes on."""
     found = chains([(min(start.owner, default=None), identity(start.info)) for start in history])
     return [[history[place] for place in places] for places in found]
 
 
-def _replaced(history: Sequence[_Start]) -> tuple[str, ...]:
+def _replaced(history: Sequence[Start]) -> tuple[str, ...]:
     """Return the last session with a step of each run but the last."""
     return tuple([start.name for start in run if start.owner][-1] for run in _runs(history)[:-1])
 
 
-def _starts(parts: Sequence[Session]) -> list[_Start]:
+def _starts(parts: Sequence[Session]) -> list[Start]:
     """Bring together what several files hold of one session; earliest first."""
     by_name: dict[str, list[Session]] = {}
     for part in parts:
         by_name.setdefault(part.name, []).append(part)
-    return sorted(map(_Start, by_name.values()), key=lambda start: (start.started, start.name))
+    return sorted(map(Start, by_name.values()), key=lambda start: (start.started, start.name))
 
 
-def _histories(starts: Sequence[_Start]) -> list[list[_Start]]:
+def _histories(starts: Sequence[Start]) -> list[list[Start]]:
     """Tell sessions that follow each other from those that ran at the same time; those that began first come first."""
-    histories: list[list[_Start]] = []
+    histories: list[list[Start]] = []
     for start in starts:
         # A session that replaces another in one process may be made before the other one's last step.
         over = [h for h in histories if h[-1].ended <= max(start.started, start.began) or not start.owner]
@@ -340,12 +346,8 @@ def find_runs(logdir: str | os.PathLike[str]) -> dict[str, Path]:
         raise StorageError(
             f"expected a log directory, got {str(top)!r}, which {got}; pass the directory above the runs"
         )
-    found = {
-        folder.relative_to(top).as_posix(): folder
-        for folder in _folders(top)
-        if any(_is_ours(file) for file in _files(folder))
-    }
-    return dict(sorted(found.items()))
+    ours = (folder for folder in _folders(top) if any(map(_is_ours, _files(folder))))
+    return dict(sorted((folder.relative_to(top).as_posix(), folder) for folder in ours))
 
 
 def _folders(top: Path) -> Iterator[Path]:

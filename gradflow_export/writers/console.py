@@ -45,6 +45,9 @@ class ConsoleWriter:
             though the first of each type always; those of severity MEDIUM that are open at the end. 2: every issue,
             with all of its advice, and headline numbers.
 
+    Attributes:
+        unseen: Why no step was recorded, if none was, and what to do.
+
     Raises:
         ArgumentError: ``every`` is negative or NaN, or ``verbose`` is neither 1 nor 2.
     """
@@ -67,6 +70,7 @@ class ConsoleWriter:
         self._found = self._left_out = 0
         self._tokens, self._counted = float(BURST), 0.0
         self._passes = self._closed = False
+        self.unseen = _NO_STEP
 
     def about(self, where: str, following: str, verdict: Callable[[], str]) -> None:
         """Complete what the first and the last line tell; an exporter does so.
@@ -124,7 +128,7 @@ class ConsoleWriter:
         worst = max((issue.severity for issue in self._open.values()), default=Severity.INFO)
         when = f"after step {self._last_step}" if self._last_step else "no optimizer step was seen"
         seen = self._last_step or self._passes
-        ended = f"{when}: {self._verdict()}{self._next}" if seen else f"no step was recorded{_NO_STEP}"
+        ended = f"{when}: {self._verdict()}{self._next}" if seen else f"no step was recorded{self.unseen}"
         self._print(ended, _level(worst))
 
     def _untold(self) -> list[Issue]:

@@ -10,6 +10,7 @@ from gradflow_export.errors import StorageError
 from gradflow_export.records.step_record import Gap, RunInfo, StepRecord
 from gradflow_export.storage.jsonl import LineEncoder
 from gradflow_export.writers.journal import Journal
+from gradflow_export.writers.open_issues import OpenIssues
 from gradflow_export.writers.places import prepare_directory
 
 
@@ -43,7 +44,7 @@ class JsonlWriter:
                 "pass another path."
             )
         self._encoder = LineEncoder()
-        self._last = 0
+        self._last, self._error, self._issues = 0, "", OpenIssues()
         self._journal: Journal | None = None
 
     @property
@@ -87,6 +88,7 @@ class JsonlWriter:
         if journal is None:
             raise StorageError("JsonlWriter expects open(run) before write(record); call open first.")
         journal.retry()
+        record = self._issues.completed(record, journal.lost)
         if journal.full:
             journal.lose(record.step)
         elif not journal.closed:
@@ -100,7 +102,11 @@ class JsonlWriter:
 
     flush = keep
 
+    def ended_by(self, error: str) -> None:
+        """Have the file say which exception ended the run; before :meth:`close`."""
+        self._error = error
+
     def close(self) -> None:
         """Close the file."""
         if self._journal is not None:
-            self._journal.close(self._encoder.end(self._last))
+            self._journal.close(self._encoder.end(self._last, self._error))

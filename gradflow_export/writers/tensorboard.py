@@ -18,6 +18,7 @@ from gradflow_export.storage.event_chunks import DRAFTS, pack_end, pack_gap, pac
 from gradflow_export.storage.event_codec import blob_event, frame, version_event
 from gradflow_export.storage.event_packing import Packer
 from gradflow_export.writers.journal import Journal
+from gradflow_export.writers.open_issues import OpenIssues
 from gradflow_export.writers.places import DraftFile, prepare_directory
 from gradflow_export.writers.stock import StockPages
 
@@ -71,9 +72,10 @@ class TensorBoardWriter:
         self._directory = prepare_directory(logdir, "TensorBoardWriter")
         self._fixed, self._rows, self._clock = flush_seconds, rows, clock
         self._stock = StockPages()
-        self._kind, self._last = ("", 0), 0.0
+        self._kind, self._last, self._error = ("", 0), 0.0, ""
         self._frames = bytearray()
         self._urgent, self._alarmed = False, -math.inf
+        self._issues = OpenIssues()
         self._opened = self._flushed = self._kept = self._clock()
         self._run: RunInfo | None = None
         self._packer = Packer("")
@@ -147,6 +149,7 @@ class TensorBoardWriter:
             if self._journal.closed:
                 return
             self._journal.retry()
+            record = self._issues.completed(record, self._journal.lost)
             if self._journal.full:
                 self._journal.lose(record.step)
                 return
@@ -203,6 +206,10 @@ class TensorBoardWriter:
             self._outdated = False
             self._drafts.clear()
 
+    def ended_by(self, error: str) -> None:
+        """Have the file say which exception ended the run; before :meth:`close`."""
+        self._error = error
+
     def close(self) -> None:
         """Write what is buffered and close the file."""
         with self._lock:
@@ -218,7 +225,7 @@ class TensorBoardWriter:
 
     def _end(self) -> bytes:
         assert self._run is not None
-        return frame(blob_event(pack_end(self._run.session, self._step), self._last))
+        return frame(blob_event(pack_end(self._run.session, self._step, self._error), self._last))
 
     def _due(self) -> bool:
         if self._packer.rows >= self._rows:

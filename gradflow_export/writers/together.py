@@ -69,8 +69,14 @@ class WriterSet:
         for writer in list(self._working):
             self._tell(writer, "flush")
 
-    def close(self) -> None:
-        """Finish."""
+    def close(self, error: str = "") -> None:
+        """Finish.
+
+        Args:
+            error: The exception that ended the run, with its step, for writers that keep it.
+        """
+        for writer in [writer for writer in self._working if error and hasattr(writer, "ended_by")]:
+            self._tell(writer, "ended_by", error)
         for writer in list(self._working):
             self._tell(writer, "close")
 

@@ -40,24 +40,25 @@ def loss_course(source: Source, index: RunIndex, pairs: list[tuple[Session, Chun
     """
     course = Course()
 
-    def losses(session: Session, chunk: Chunk) -> list[float]:
+    def losses(session: Session, chunk: Chunk) -> list[tuple[float, int]]:
         steps, values = known.get(chunk.tag) or readings(source, index, session, chunk, "loss")
         if len(steps) and steps[-1] >= course.loss_read:
             course.loss_read, course.last_loss = int(steps[-1]), float(values[-1])
-        return [float(value) for value in values[np.isfinite(values)]]
+        finite = np.isfinite(values)
+        return list(zip(values[finite].tolist(), steps[finite].tolist(), strict=True))
 
     enough = 2 * ENDS
-    found: list[float] = []
+    found: list[tuple[float, int]] = []
     rest = deque(pairs)
     while rest and len(found) < enough:
         found += losses(*rest.popleft())
-    tail: list[float] = []
+    tail: list[tuple[float, int]] = []
     while rest and len(tail) < ENDS:
         tail = losses(*rest.pop()) + tail
     found += tail
     # Those between the ends do not count.
-    for value in found if len(found) <= 2 * enough else found[:enough] + found[-enough:]:
-        course.ends.add(value)
+    for loss in found if len(found) <= 2 * enough else found[:enough] + found[-enough:]:
+        course.ends.add(*loss)
     course.judged = bool(course.loss_read)
     return course
 

@@ -35,12 +35,14 @@ class Findings:
         groups: The issues of the latest session, by cause.
         earlier: Those that earlier sessions left open.
         lost: Steps without a record, and records that could not be written.
+        error: The exception that ended the latest session, with its step; empty if there was none.
     """
 
     course: Course
     groups: tuple[Group, ...]
     earlier: tuple[Group, ...]
     lost: tuple[int, int]
+    error: str = ""
 
     def said(self, state: str) -> dict[str, str]:
         """Return tone, headline and detail.
@@ -59,7 +61,7 @@ class Findings:
             grave=any(issue.severity >= Severity.HIGH for issue in now),
             earlier=[_named(issue) for issue in _open(self.earlier)],
             healed=sum(not group.head.open for group in self.groups),
-            lost=LostSteps({"": dropped}, {"": unwritten}, after).phrase,
+            lost=LostSteps({"": dropped}, {"": unwritten}, after, self.error).phrase,
         )
         return asdict(made)
 
@@ -83,7 +85,9 @@ def findings(
     course.steps, course.last, course.stepped = recorded_steps(source, index), index.last_step, True
     for session, chunk in player_chunks(index):
         course.players |= _players(source, index, session, chunk)
-    return Findings(course, groups(parts[False]), groups(parts[True]), lost)
+    ends = [end for session in index.sessions[-1:] for _, end in source.read_json(index.run, session.of_kind("end"))]
+    error = str(ends[-1].get("error", "")) if ends else ""
+    return Findings(course, groups(parts[False]), groups(parts[True]), lost, error)
 
 
 def recorded_steps(source: Source, index: RunIndex) -> int:

@@ -227,7 +227,9 @@ def test_exit_without_close_writes_everything(tmp_path, programs):
         children.append(programs.start(SETUP + body + end))
     assert [child.wait() for child in children] == [0, 0, 1]
     for number in range(3):
-        assert [r.step for r in read_run(tmp_path / str(number)).records] == list(range(1, 8))
+        run = read_run(tmp_path / str(number))
+        assert [r.step for r in run.records] == list(range(1, 8))
+        assert run.error == ("at step 8 (ZeroDivisionError: division by zero)" if number == 2 else "")
 
 
 def in_child(body):

@@ -13,7 +13,9 @@ import pytest
 
 from gradflow_export.cli import main
 from gradflow_export.records.step_record import Issue, IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.storage.reader import read_run
 from gradflow_export.writers import JsonlWriter, TensorBoardWriter, make_writer
+from gradflow_export.writers.together import WriterSet
 
 SICK = Issue(
     issue_type=IssueType.VANISHING,
@@ -207,3 +209,79 @@ def test_an_output_that_takes_nothing_or_not_all_letters_is_no_issue(tmp_path, o
     assert (done.returncode, done.stderr) == (code, says)
     if output == "file":
         assert "gr\\xf6\\xdfer" in (tmp_path / "file").read_text()
+
+
+def session(folder, number, steps, *, loss=lambda step: 1.0 / step, kind=TensorBoardWriter, settings=None):
+    """Write one of several sessions into a folder."""
+    writer, began = kind(folder), 1000.0 * number
+    writer.open(RunInfo(f"{int(1000 * began)}-{number}", began, "Net", 10, settings=settings or {}))
+    for step in steps:
+        writer.write(StepRecord(step, began + step, (Reading.run("loss", loss(step)),)))
+    writer.close()
+
+
+@pytest.mark.parametrize("kind", [TensorBoardWriter, JsonlWriter])
+def test_runs_of_one_folder_have_names_of_their_own_by_which_they_are_read(kind, tmp_path, capsys):
+    """The name of a run is that of its first session, and says when it began."""
+    for number, steps in enumerate((range(1, 10), range(1, 6), range(6, 8)), 1):
+        session(tmp_path, number, steps, kind=kind)
+    _, out, _ = report(capsys, tmp_path, "--details")
+    titles = [line for line in out.splitlines() if line.startswith(str(tmp_path))]
+    names = [title.partition(" [")[2].split()[0] for title in titles]
+    assert names == ["1000000-1", "2000000-2"]
+    assert all(" began 19" in title for title in titles)
+    assert [len(read_run(tmp_path, session=name).records) for name in names] == [9, 7]
+    assert read_run(tmp_path, session="3000000-3").sessions == ("2000000-2", "3000000-3")
+    _, out, _ = report(capsys, tmp_path, "--json")
+    assert [run["sessions"] for run in json.loads(out)["runs"]] == [["1000000-1"], ["2000000-2", "3000000-3"]]
+
+
+@pytest.mark.parametrize(("begins", "lost"), [(11, ""), (14, ""), (111, "steps 11 to 110: no session recorded them")])
+def test_the_report_says_that_a_run_was_resumed_and_what_lies_between(tmp_path, capsys, begins, lost):
+    """A few steps between two sessions may have been left out by the budget; a hundred were recorded by nobody."""
+    session(tmp_path, 1, range(1, 11))
+    session(tmp_path, 2, range(begins, begins + 10))
+    _, out, _ = report(capsys, tmp_path)
+    assert f"note   2 sessions: training was resumed at step {begins}\n" in f"{out}\n"
+    assert (f"note   could not be written: {lost}" in out) is bool(lost)
+    assert ("100 steps were lost" in out) is bool(lost)
+
+
+def test_readings_that_lie_far_apart_are_named_where_they_make_the_last_loss(tmp_path, capsys):
+    """The median of five losses that are hundreds of steps apart is not the loss of the last step."""
+    session(tmp_path, 1, [*range(1, 101), 150, 200, 250, 300])
+    _, out, _ = report(capsys, tmp_path)
+    where = "(median of the last 5 that were read, at steps 100 to 300)"
+    assert f"the loss fell from 0.3333 to 0.005 {where}" in out
+
+
+@pytest.mark.parametrize("backend", ["tensorboard", "jsonl"])
+def test_a_run_that_an_exception_ended_says_so(tmp_path, capsys, backend):
+    """It is healthy only as far as recorded, and the exception has its step."""
+    writer = make_writer(backend, tmp_path)
+    outlets = WriterSet([writer])
+    outlets.open(RunInfo("1000-0", 1.0))
+    for step in range(1, 21):
+        outlets.write(StepRecord(step, float(step), (Reading.run("loss", 1.0 / step),)))
+    outlets.close("at step 21 (ValueError: bad batch)")
+    _, out, _ = report(capsys, tmp_path)
+    assert "healthy as far as recorded: no open problem in the 20 recorded steps; " in out
+    assert "ended by an exception at step 21 (ValueError: bad batch)" in out.splitlines()[1]
+    _, out, _ = report(capsys, tmp_path, "--json")
+    (run,) = json.loads(out)["runs"]
+    assert (run["closed"], run["error"]) == (True, "at step 21 (ValueError: bad batch)")
+
+
+@pytest.mark.parametrize("kind", ["no step", "garbage"])
+def test_the_status_is_2_where_nothing_can_be_said(tmp_path, capsys, kind):
+    """A run without a step, or whose file cannot be read, passes no gate; one with an issue fails it all the same."""
+    write(tmp_path / "empty", [])
+    if kind == "garbage":
+        for file in (tmp_path / "empty").iterdir():
+            file.write_bytes(os.urandom(1000))
+    code, _, err = report(capsys, tmp_path, "--fail-on", "LOW")
+    assert code == 2
+    assert f"--fail-on found no optimizer step in {tmp_path / 'empty'}" in err
+    assert report(capsys, tmp_path)[0] == 0
+    write(tmp_path / "open", [4.0] * 4, {2: [SICK]})
+    assert report(capsys, tmp_path, "--fail-on", "LOW")[0] == 1

@@ -1,12 +1,14 @@
 """Bad input to the Exporter: one clear error at once, that says what was expected, what came and what to do."""
 
+import io
 import logging
+import sys
 
 import pytest
 import torch
 from torch import nn
 
-from gradflow_export import Exporter, Issue, MemoryWriter, Severity
+from gradflow_export import Exporter, Issue, IssueType, MemoryWriter, Severity
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, GradflowError, StorageError
 
 
@@ -56,6 +58,16 @@ BAD = {
     ),
     "no parameters": (lambda: Exporter(nn.ReLU()), ArgumentError, ("ReLU", "no parameters", "nn.ModuleList")),
     "layers in a list": (lambda: Exporter(Bare()), ArgumentError, ("Bare", "no parameters", "nn.ModuleList")),
+    "an optimizer of other tensors": (
+        lambda: Exporter(MODEL, backends="memory").watch(optimizer=torch.optim.SGD(net().parameters())),
+        ArgumentError,
+        ("optimizer must hold a parameter of the model", "got SGD of other tensors", "model.parameters()"),
+    ),
+    "a name of an analyzer": (
+        lambda: Exporter(MODEL, backends="memory").register_analyzer(3, len),
+        ArgumentTypeError,
+        ("name must be a short word, got 3", "'accuracy'"),
+    ),
     "unknown backend": (
         lambda: Exporter(net(), backends="tensorbord"),
         ArgumentError,
@@ -309,3 +321,125 @@ def test_what_cannot_be_used_after_watch_is_told_once_and_left_out(caplog):
             "is left out; pass IssueType.DEAD and Severity.HIGH."
         ),
     ]
+
+
+def trained(exporter, model, steps=3, **observed):
+    """Train a few steps, in which something is passed to observe()."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 2)).square().mean()
+        exporter.observe(**observed)
+        loss.backward()
+        optimizer.step()
+
+
+def test_one_component_that_is_no_number_costs_nothing_else(caplog):
+    """What observe() is passed at later steps is recorded."""
+    model, memory = net(), MemoryWriter()
+    with Exporter(model, backends=[memory], verbose=0).watch() as exporter:
+        trained(exporter, model, components={"a": "b", "c": 1.0})
+        trained(exporter, model, components={"a": 2.0}, logits=torch.randn(4, 3), targets=torch.tensor([0, 1, 2, 0]))
+    assert memory.records[0].get("loss.component").as_dict() == {"a": None, "c": 1.0}
+    assert memory.records[-1].get("loss.component").as_dict() == {"a": 2.0, "c": None}
+    assert memory.records[-1].value("alignment.accuracy") is not None
+    assert exporter.summary()["set_aside"] == []
+    assert caplog.messages == [
+        "gradflow: observe(components=...) expects tensors or numbers, got str for 'a', and leaves out what cannot be used."
+    ]
+
+
+@pytest.mark.parametrize(("shape", "of", "fit"), [
+    ((4,), torch.long, True), ((4, 1), torch.long, True), ((4, 3), torch.float, True), ((4, 3), torch.long, True),
+    ((3,), torch.long, False), ((4,), torch.float, False), ((4, 2), torch.float, False), ((), torch.long, False),
+])  # fmt: skip
+def test_targets_that_cannot_belong_to_the_logits_are_named(shape, of, fit, caplog):
+    """The message has both shapes."""
+    model = net()
+    with Exporter(model, backends=[], verbose=0).watch() as exporter:
+        trained(exporter, model, logits=torch.randn(4, 3), targets=torch.zeros(shape, dtype=of))
+    got = f"got {list(shape)} of {str(of)[6:]} for [4, 3]; they are left out."
+    assert [message.partition("logits, ")[2] for message in caplog.messages] == ([] if fit else [got])
+
+
+def test_an_unknown_name_lists_all_that_observe_knows(caplog):
+    """Those that only some instruments take are among them."""
+    model = net()
+    with Exporter(model, backends=[], verbose=0).watch() as exporter:
+        trained(exporter, model, nonsense=1.0)
+    known = "components, intended, logits, loss, policy, targets, validation_loss"
+    assert caplog.messages == [f"gradflow: observe() does not know 'nonsense'; known are: {known}"]
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_what_is_paused_before_watch_begins_paused(resumed, caplog):
+    """The last line says why nothing was recorded, and what to do."""
+    caplog.set_level(logging.INFO, logger="gradflow_export")
+    model = net()
+    exporter = Exporter(model, backends=["memory"], verbose=1)
+    exporter.pause()
+    if resumed:
+        exporter.resume()
+    with exporter.watch():
+        trained(exporter, model)
+    assert exporter.summary()["steps"]["count"] == 3 * resumed
+    why = "gradflow: no step was recorded: recording was paused for all 3 steps; call exporter.resume()"
+    assert caplog.messages[-1].startswith(why) is not resumed
+    assert ("no loss was recorded" in exporter.report()) is False
+
+
+def test_what_comes_after_close_is_named_once(caplog):
+    """One line for all of it."""
+    model = net()
+    with Exporter(model, backends=[], verbose=0).watch() as exporter:
+        trained(exporter, model)
+    for _ in range(2):
+        exporter.mark("late")
+        exporter.observe(loss=1.0)
+        exporter.add_issue(Issue(IssueType.DEAD, Severity.HIGH, "0", 1, 1.0, 0.0, "", ""))
+    assert caplog.messages == [
+        "gradflow: this exporter is closed: mark() and what else is passed to it is not recorded."
+    ]
+
+
+def test_an_analyzer_that_fails_is_one_line_with_its_place(caplog):
+    """The file and the line where it failed."""
+    model = net()
+    exporter = Exporter(model, backends=[], verbose=0)
+    exporter.register_analyzer("bad", lambda record: {"x": 1 / 0})
+    with exporter.watch():
+        trained(exporter, model)
+    (line,) = caplog.messages
+    assert line.startswith(
+        "gradflow: analyzer 'bad' failed at step 1 and is disabled: ZeroDivisionError: division by zero ("
+    )
+    assert f"{__file__}, line " in line
+    assert not caplog.records[0].exc_info
+
+
+def test_a_report_is_printed_where_its_letters_cannot_be(monkeypatch, tmp_path):
+    """They are escaped."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    Exporter(net(), logdir=tmp_path / "größer", verbose=0).print_report()
+    out.flush()
+    assert b"gr\\xf6\\xdfer" in out.buffer.getvalue()
+
+
+@pytest.mark.parametrize("error", [ValueError("bad batch"), KeyboardInterrupt()])
+def test_a_loop_that_an_exception_ends_is_healthy_only_as_far_as_recorded(error, caplog):
+    """The verdict has its step; one who stops the program by hand knows."""
+    caplog.set_level(logging.INFO, logger="gradflow_export")
+    model = net()
+    exporter = Exporter(model, backends=["memory"], verbose=1).watch()
+
+    def loop():
+        with exporter:
+            trained(exporter, model)
+            raise error
+
+    with pytest.raises(type(error)):
+        loop()
+    said = "ended by an exception at step 4 (ValueError: bad batch)"
+    assert (said in exporter.summary()["verdict"]) is isinstance(error, ValueError)
+    assert (said in caplog.messages[-1]) is isinstance(error, ValueError)

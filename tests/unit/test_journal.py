@@ -3,10 +3,11 @@
 import os
 import shutil
 import types
+from dataclasses import replace
 
 import pytest
 
-from gradflow_export.records.step_record import Gap, Reading, RunInfo, StepRecord
+from gradflow_export.records.step_record import Gap, Issue, IssueType, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.storage.reader import read_run
 from gradflow_export.writers import JsonlWriter, TensorBoardWriter, journal, places
 
@@ -125,6 +126,30 @@ def test_a_removed_file_is_begun_anew(name, what, disk, tmp_path):
     assert (run.info, run.sessions) == (INFO, (INFO.session,))
     assert run.records == [record(step) for step in range(11, 21)]
     assert run.gaps == (Gap(1, 10, 10, "the file was removed"),) == (writer.lost,)
+
+
+SICK = Issue(IssueType.VANISHING, Severity.CRITICAL, "a", 3, 1.0, 0.5, "The gradient shrinks.", "Look at it.")
+OVER = replace(SICK, layer="b", layers=("b",))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("what", ["removed", "full"])
+def test_issues_that_are_open_are_written_again_after_a_loss(name, what, disk, tmp_path, monkeypatch):
+    """They are reported once, and what was lost may have held them; what has healed meanwhile is known to have healed."""
+    monkeypatch.setattr(journal, "HELD_BYTES", 500)
+    folder = tmp_path / "run"
+    writer = opened(name, folder, disk)
+    told = {2: (OVER,), 3: (SICK,), 50: (replace(OVER, healed_step=50),)}
+    for step in range(1, 101):
+        if what == "full":
+            disk.error = 28 if 1 < step < 60 else None
+        elif step == 40:
+            shutil.rmtree(folder)
+        disk.now += 1
+        writer.write(replace(record(step), issues=told.get(step, ())))
+    writer.close()
+    last = {issue.layer: issue.open for each in read_run(folder).records for issue in each.issues}
+    assert last == {"a": True, "b": False}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,5 +1,6 @@
 """Training that goes on from a checkpoint."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -78,3 +79,117 @@ def test_start_step_must_be_a_number_of_steps(value, error, tmp_path):
     """The message says what start_step is."""
     with pytest.raises(error, match="start_step must be"):
         Exporter(nn.Linear(1, 1), logdir=tmp_path, start_step=value)
+
+
+def mlp(seed=0):
+    """A small classifier."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+
+
+def classify(logdir, model, optimizer, steps, start_step=0, size=64, **given):
+    """Train a classifier in a session of its own; return the exporter, which is closed."""
+    data = torch.Generator().manual_seed(start_step)
+    exporter = Exporter(model, logdir=logdir, start_step=start_step, strict=True, verbose=0, synchronous=True, **given)
+    with exporter.watch():
+        for _ in range(steps):
+            inputs = torch.randn(size, 16, generator=data)
+            targets = (inputs[:, :4].sum(1) > 0).long()
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+    return exporter
+
+
+def adam(model, rate=2e-3, state=None):
+    """An optimizer, with the state of another one."""
+    optimizer = torch.optim.Adam(model.parameters(), rate)
+    if state is not None:
+        optimizer.load_state_dict(state)
+    return optimizer
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A log of 300 steps, and what was saved then."""
+    folder = tmp_path_factory.mktemp("stopped")
+    model = mlp()
+    optimizer = adam(model)
+    classify(folder, model, optimizer, 300)
+    return folder, model.state_dict(), optimizer.state_dict()
+
+
+def resumed(stopped, tmp_path, *, weights=True, state=True, fresh=(), rate=None, steps=60, size=64):
+    """Go on from the log with some of what was saved; return the exporter."""
+    folder = tmp_path / "run"
+    shutil.copytree(stopped[0], folder)
+    model = mlp(1)
+    if weights:
+        model.load_state_dict(stopped[1])
+    for place in fresh:
+        model[place].reset_parameters()
+    optimizer = adam(model, state=stopped[2] if state else None)
+    for group in optimizer.param_groups:
+        group["lr"] = rate or group["lr"]
+    return classify(folder, model, optimizer, steps, 300, size)
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"weights": False, "state": False}, ["the weights of", "load_state_dict(checkpoint['model'])", "without its state"]),
+    ({"fresh": (2, 4)}, ["the weights of", "load_state_dict(checkpoint['model'])"]),
+    ({"rate": 0.3}, ["the learning rate was 0.002 and is 0.3", "load_state_dict(checkpoint['scheduler'])"]),
+])  # fmt: skip
+def test_a_loss_that_is_higher_since_training_was_resumed_is_reported_with_what_differs(stopped, tmp_path, given, said):
+    """The log that is continued knows the loss, the weights and the rate of before."""
+    found = resumed(stopped, tmp_path, **given).issues
+    (issue,) = [issue for issue in found if issue.cause == "resumed"]
+    assert (issue.issue_type, issue.severity, issue.step) == (IssueType.DIVERGING, Severity.HIGH, 301)
+    assert "at step 300, when the run stopped, and is" in issue.message
+    assert all(text in f"{issue.message} {issue.advice}" for text in said)
+    assert ("weights of" in issue.message) is ("weights of" in "".join(said))
+
+
+@pytest.mark.parametrize("given", [{}, {"state": False}, {"size": 8}, {"rate": 1e-3}])
+def test_a_resumed_run_that_learns_on_is_healthy(stopped, tmp_path, given):
+    """With all that was saved, with a new optimizer, with smaller batches, and with another rate."""
+    exporter = resumed(stopped, tmp_path, **given)
+    assert [str(issue) for issue in exporter.issues if issue.severity >= Severity.MEDIUM] == []
+    assert exporter.summary()["verdict"].startswith("healthy")
+
+
+def test_the_loss_of_a_resumed_run_fell_since_its_first_step(stopped, tmp_path):
+    """Its own session shows no fall; the report of the folder says the same."""
+    exporter = resumed(stopped, tmp_path)
+    whole = summarise(runs_in(tmp_path / "run")[-1])
+    assert exporter.summary()["loss"] == whole.as_dict()["loss"]
+
+
+def test_a_resumed_session_is_read_as_densely_as_a_first_one(stopped, tmp_path):
+    """What differs shows in its first step."""
+    resumed(stopped, tmp_path, steps=20)
+    records = read_run(tmp_path / "run").records
+    assert [r.step for r in records[300:] if r.get("parameter.weight_norm")] == [*range(301, 311), 315, 320]
+
+
+def test_what_an_earlier_session_left_open_ends_where_it_is_not_found_again(tmp_path):
+    """A softmax before the cross-entropy is gone since training was resumed."""
+    model = mlp()
+    classify(tmp_path, nn.Sequential(*model, nn.Softmax(1)), adam(model), 60)
+    later = classify(tmp_path, model, adam(model), 130, 60)
+    (wrong,) = [issue for issue in later.issues if issue.issue_type is IssueType.WRONG_LOSS]
+    assert 160 <= wrong.healed_step <= 190
+    for summary in (later.summary()["verdict"], summarise(runs_in(tmp_path)[-1]).verdict):
+        assert "left open" not in summary
+        assert summary.startswith("healthy")
+
+
+def test_what_an_earlier_session_left_open_stays_open_where_it_is_found_again(tmp_path):
+    """It is one issue since its first step."""
+    model = mlp()
+    sick = nn.Sequential(*model, nn.Softmax(1))
+    classify(tmp_path, sick, adam(model), 60)
+    classify(tmp_path, sick, adam(model), 130, 60)
+    found = summarise(runs_in(tmp_path)[-1]).issues
+    (wrong,) = [issue for issue in found if issue.issue_type is IssueType.WRONG_LOSS]
+    assert wrong.open
+    assert wrong.step < 60

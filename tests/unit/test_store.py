@@ -352,3 +352,21 @@ def test_histograms_are_read_back(tmp_path):
     row = StepRecord(1, 1.0, (), (histogram,))
     write(TensorBoardWriter(tmp_path), [row])
     assert read_run(tmp_path).records == [row]
+
+
+@pytest.mark.parametrize("kind", [TensorBoardWriter, JsonlWriter])
+def test_records_with_some_metrics_have_all_else_that_a_verdict_needs(kind, tmp_path):
+    """Steps, times, issues and notes are those of the whole records; of the readings at least those that are named."""
+    rows = rows_of(1, 30)
+    write(kind(tmp_path), rows)
+    records = read_run(tmp_path).records
+    some = records.only({"loss"})
+    assert records == rows
+    assert some.steps == records.steps
+    for whole, part in zip(records, some, strict=True):
+        assert (part.step, part.wall_time, part.issues, part.notes) == (
+            whole.step, whole.wall_time, whole.issues, whole.notes,
+        )  # fmt: skip
+        assert part.value("loss") == whole.value("loss")
+        assert {"loss"} <= set(part.metrics) <= set(whole.metrics)
+    assert (set(some[-1].metrics) == {"loss"}) is (kind is TensorBoardWriter)
