@@ -152,8 +152,8 @@ class Battery:
             self._name_causes()
             self._begins_later()
         if not verdict.cures and not verdict.cut:
-            near = (lambda names: _near(names, verdict) == 0) if ill or slow else (lambda names: _named(names, verdict))
-            longer(self._laboratory, verdict, [trial for trial in verdict.trials if near(trial.names)])
+            near = [each for each in verdict.trials if _near(each.names, verdict) == 0]
+            longer(self._laboratory, verdict, [e for e in near if ill or slow or _named(e.names, verdict)])
         if slow and not verdict.cures:
             verdict.faster = best([each for each in verdict.trials if verdict.rescues(each)])[:1]
 
@@ -348,7 +348,7 @@ def later_steps(verdict: Verdict) -> int:
 
 
 def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -> None:
-    """Give the script, and the treatment that leads and does not rescue it, more steps; these may show it.
+    """Give the script, and what leads and neither tunes nor rescues it, more steps; these may show it.
 
     Args:
         laboratory: Where runs are done.
@@ -356,7 +356,9 @@ def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -
         accused: Trials of what is accused.
     """
     base, later = verdict.baseline, later_steps(verdict)
-    leads = [each for each in accused if base and each.acted and each.effects.get(0, math.inf) < LEADS * base.level(0)]
+    # What tunes helps many scripts in so many steps.
+    exact = [each for each in accused if each.acted and all(find(name).kind != TUNING for name in each.names)]
+    leads = [each for each in exact if base and each.effects.get(0, math.inf) < LEADS * base.level(0)]
     if base is None or base.blind or not leads or not later:
         return
     lead = min(leads, key=lambda each: each.effects[0])

@@ -48,7 +48,7 @@ class ReplacedFunctions:
         ):
             for name in set(names).intersection(dir(owner)):
                 setattr(owner, name, self._before(name, getattr(owner, name)))
-        Tensor.__getitem__ = self._indexed(Tensor.__getitem__)  # type: ignore[method-assign, assignment]
+        Tensor.__getitem__ = self._indexed(Tensor.__getitem__)  # type: ignore[method-assign]
         Tensor.detach = self._detached(Tensor.detach)
         torch.no_grad.__enter__ = self._entered(torch.no_grad.__enter__)  # type: ignore[method-assign]
         torch.set_grad_enabled.__init__ = self._switched(torch.set_grad_enabled.__init__)  # type: ignore[method-assign]

@@ -20,9 +20,9 @@ class OwnLayers(EverythingTrained):
         """Copy them, with first weights that differ, and without moving the script's own random numbers."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(20)
-            for holder in list(module.modules()):
+            for holder in [each for each in module.modules() if isinstance(each, (nn.ModuleList, nn.Sequential))]:
                 known: set[int] = set()
-                for at in range(len(holder) if isinstance(holder, (nn.ModuleList, nn.Sequential)) else 0):
+                for at in range(len(holder)):
                     if id(holder[at]) in known and next(holder[at].parameters(), None) is not None:
                         holder[at] = copy.deepcopy(holder[at])
                         for part in holder[at].modules():
