@@ -136,7 +136,8 @@ def examine(
             survey = laboratory.look(steps=steps)
             if not survey.trainings:
                 why = survey.error.strip()[-200:] or "nothing steps a torch.optim.Optimizer"
-                return Seen(part, name, form, types, refused=f"no steps: {why}", also=also)
+                serious = tuple(sorted({str(each.issue_type) for each in issues if each.severity >= Severity.MEDIUM}))
+                return Seen(part, name, form, types, refused=f"no steps: {why}", issues=serious, also=also)
             suspects = [issue.issue_type for issue in unexplained(found)]
             verdict = Battery(laboratory, survey.trainings[-1], steps=steps, suspects=suspects).run()
     except GradflowError as error:

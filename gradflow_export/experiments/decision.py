@@ -219,7 +219,9 @@ class Trial:
         script learns.
         """
         last = len(baseline.effect) - 1
-        shares = [effect / max(baseline.effect[min(seed, last)], LEAST) for seed, effect in self.effects.items()]
+        # Of a loss that is no number the one before training is as great as it may be.
+        plain = [each if math.isfinite(each) else baseline.level(seed) for seed, each in enumerate(baseline.effect)]
+        shares = [effect / max(plain[min(seed, last)], LEAST) for seed, effect in self.effects.items()]
         learns = self.mistake and all(
             effect < LEARNED * baseline.first[min(seed, last)] for seed, effect in self.effects.items()
         )

@@ -20,7 +20,7 @@ PICKED = "gather"
 TARGETED = frozenset((PICKED, *LOSSES, *ELEMENTWISE))
 """What compares an answer with a target."""
 KINDS = 4
-"""Classes that a short training learns to tell apart, at most."""
+"""Classes that a short training distinguishes, at most."""
 
 
 class OtherRows(Intervention):
