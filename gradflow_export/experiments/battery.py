@@ -108,9 +108,10 @@ class Battery:
         if ((WATCH,), 0) in found:
             verdict.found = tuple(map(tuple, found[(WATCH,), 0].facts.get("found", ())))
             verdict.accused = accused(verdict.found).intersection(self._suspects)
-        rule = self._rule = yardstick(self._laboratory.measure, seeds, look, still)
+        doubted = IssueType.WRONG_LOSS in verdict.accused
+        rule = self._rule = yardstick(self._laboratory.measure, seeds, look, still, doubted=doubted)
         verdict.measured, verdict.refused = rule.text, rule.refused
-        verdict.facts = {**look.facts, "measured": rule.text}
+        verdict.facts = {**look.facts, "measured": "" if rule.signed else rule.text}
         given = {name: found[(name,), 0] for name in placebos if ((name,), 0) in found}
         unmoved = [still, *(found.get(((UNMOVED,), seed)) for seed in range(1, SEEDS))]
         verdict.baseline = Baseline(
@@ -134,6 +135,8 @@ class Battery:
         ill, slow = verdict.baseline.ill, bool(verdict.baseline.slow)
         self._tell(f"it does not learn: {verdict.baseline.complaint}" if ill else verdict.baseline.slow or "it learns")
         exact, tuning = self._ordered(of_kind(EXACT, verdict.facts)), self._ordered(of_kind(TUNING, verdict.facts))
+        # A loss that may become negative falls without end with larger steps.
+        tuning = [each for each in tuning if not self._rule.signed or _named([each.name], verdict)]
         # What the symptoms accuse is tried with what is exact, and goes before it.
         accused = [e for e in tuning if not _near([e.name], verdict) and (ill or slow or self._licensed([e.name]))]
         first = [each for each in exact if self._everything or slow or self._licensed([each.name])] + accused
