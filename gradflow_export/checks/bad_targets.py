@@ -390,11 +390,11 @@ class EmptyLoss(Check):
                 ("target",),
                 0.0,
                 0.0,
-                f"All {loss.count} losses up to step {record.step} were exactly 0, and so was every gradient: every "
-                "target is masked or ignored.",
+                f"All {loss.count} losses up to step {record.step} and all gradients were 0: each target is ignored.",
                 "check that unmasked targets remain: (labels != -100).sum() must not be 0; check the mask, "
                 "ignore_index and the weights of the loss.",
                 since=int(loss.steps[0]) if loss.count <= len(loss.steps) else 1,
                 cause="empty",
+                origin="empty",
             ),
         )

@@ -233,7 +233,7 @@ class Battery:
                 why = failed.strip().rpartition("\n")[2]
                 trial = replace(trial, effects={**trial.effects, seed: effect}, acted=result.acted, error=why)
             if "found" in result.facts:
-                gone = not accused(result.facts["found"]) & fixed(names, verdict)
+                gone = _is_gone(fixed(names, verdict), result.facts["found"], baseline, effect)
                 left = {*(trial.left or ()), *(kind for kind, _ in result.facts["found"])}
                 trial = replace(trial, gone={**trial.gone, seed: gone}, left=left)
             if result.facts.get("opened"):
@@ -317,6 +317,18 @@ def fixed(names: Sequence[str], verdict: Verdict) -> frozenset[IssueType]:
     found = (find(name) for name in names)
     fixes = (each.fixes[: 1 if each.kind == TUNING else None] for each in found)
     return verdict.accused.intersection(kind for each in fixes for kind in each)
+
+
+def _is_gone(meant: frozenset[IssueType], found: Sequence[tuple[str, str]], baseline: Baseline, effect: float) -> bool:
+    """Return whether none of what treatments are meant for is found any more.
+
+    Of NaN the loss says it: a gradient that is mended after the backward pass was found broken in it.
+    """
+    left = accused(found) & meant
+    if IssueType.NUMERICAL in meant:
+        finite = math.isfinite(effect) and not all(map(math.isfinite, baseline.effect))
+        left = left - {IssueType.NUMERICAL} if finite else meant
+    return not left
 
 
 def confirmations(verdict: Verdict, request: Request, trial: Trial) -> list[Request]:

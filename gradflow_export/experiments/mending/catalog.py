@@ -200,7 +200,7 @@ MENDED: tuple[Treatment, ...] = (
         (_T.BAD_TARGETS,),
         of_loop=True,
         stands_in=True,
-        causes=frozenset({"unrelated", "constant"}),
+        causes=frozenset({"unrelated", "constant", "empty"}),
     ),
     Treatment(
         "cosines times sixteen",
