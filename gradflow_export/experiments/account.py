@@ -227,7 +227,7 @@ def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
         told.append(f"  Measured: {verdict.measured}.")
     told.append(f"  {state(verdict)}")
     for trial in verdict.cures:
-        told.append(f"  [CURE] {effect(trial, verdict)}")
+        told.append(f"  [{'CAUSE' if trial.stands_in else 'CURE'}] {effect(trial, verdict)}")
         if any(each.cause == " + ".join(verdict.cures[0].names) for each in shown):
             continue
         told += [f"    cause {separates(name, verdict.facts)}" for name in trial.names]
