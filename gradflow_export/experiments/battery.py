@@ -302,6 +302,7 @@ def _rank(names: Sequence[str], verdict: Verdict) -> tuple[bool, ...]:
     """Return what orders treatments that rescue, the lowest first."""
     treatments, far = [find(name) for name in names], _near(names, verdict) > 0
     return (
+        any(each.stands_in for each in treatments),
         far and any(each.chosen(verdict.facts) for each in treatments),
         not all(each.mistake for each in treatments),
         far,

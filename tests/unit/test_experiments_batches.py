@@ -76,6 +76,7 @@ SCRIPT = """
         ("same", IssueType.BAD_TARGETS, "other rows in each batch"),
         ("sorted", IssueType.BAD_TARGETS, "shuffled rows"),
         ("late", IssueType.BAD_TARGETS, "the inputs of the batch before"),
+        ("late", IssueType.SATURATION, "the inputs of the batch before"),
         ("permuted", IssueType.BAD_TARGETS, "targets computed from the inputs"),
         ("shared", IssueType.CAPACITY, "a layer for each place"),
         ("made", IssueType.NOT_TRAINING, "one layer for all calls"),

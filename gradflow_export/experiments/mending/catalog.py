@@ -6,7 +6,7 @@ from functools import partial
 
 from gradflow_export.experiments.mending import batches, evaluations, labels, layers, leaks, passages, scores, sequences
 from gradflow_export.experiments.mending import losses as loss
-from gradflow_export.experiments.mending.treatment import MENDING, Treatment
+from gradflow_export.experiments.mending.treatment import EXACT, MENDING, Treatment
 from gradflow_export.records import loss_mistakes as known
 from gradflow_export.records.issues import IssueType
 
@@ -182,13 +182,12 @@ MENDED: tuple[Treatment, ...] = (
     ),
     Treatment(
         "the inputs of the batch before",
-        MENDING,
+        EXACT,
         batches.EarlierInputs,
         "targets that come one batch late",
         "# take inputs and targets from the same item of one loader: for x, y in loader",
         (_T.BAD_TARGETS,),
         causes=frozenset({"unrelated"}),
-        mistake=True,
         of_loop=True,
     ),
     Treatment(
