@@ -10,8 +10,9 @@
 
 Each program is run as a script. A *right cause* is a cure, tried and confirmed, whose treatment is the fix of an issue
 type that the corpus calls true of the program, or (with ``--symptoms``) an issue of such a type that the experiments
-leave at MEDIUM or above; *cure confirmed* counts the former alone. A *wrong cause* is a cure of no such type. A
-*false prescription* is any cure for a mended or healthy program.
+leave at MEDIUM or above; *cure confirmed* counts the former alone, *by a stand-in* those whose right values only the
+author has (see docs/doctor.md). A *wrong cause* is a cure of no such type. A *false prescription* is any cure for a
+mended or healthy program.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ from gradflow_export.records.issues import Issue, Severity
 CASE = Path(doctor_case.__file__)
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "doctor.md"
 BEGIN, END = "<!-- begin: measured -->", "<!-- end: measured -->"
+COLUMNS = (
+    "programs", "faulty", "right cause", "cure confirmed", "stand-in", "wrong cause", "sound", "prescribed",
+    "not compared", "runs",
+)  # fmt: skip
 SICK, MENDED, HEALTHY = "sick", "mended", "healthy"
 UNPROVEN = "unproven"
 """A generated program that is as drawn and does not learn: nothing is known of its health."""
@@ -102,6 +107,11 @@ class Seen:
         """Whether a cure fits."""
         return bool(set(self.cured) & set(self.types))
 
+    @property
+    def stands_in(self) -> bool:
+        """Whether the cure that fits confirms a cause and is no fix."""
+        return self.right and any(find(name).stands_in for each in self.cures for name in each.split(" + "))
+
 
 def examine(
     part: str, name: str, form: str, types: tuple[str, ...], also: tuple[str, ...], jobs: int | None, *, symptoms: bool
@@ -126,7 +136,8 @@ def examine(
             survey = laboratory.look(steps=steps)
             if not survey.trainings:
                 why = survey.error.strip()[-200:] or "nothing steps a torch.optim.Optimizer"
-                return Seen(part, name, form, types, refused=f"no steps: {why}", also=also)
+                serious = tuple(sorted({str(each.issue_type) for each in issues if each.severity >= Severity.MEDIUM}))
+                return Seen(part, name, form, types, refused=f"no steps: {why}", issues=serious, also=also)
             suspects = [issue.issue_type for issue in unexplained(found)]
             verdict = Battery(laboratory, survey.trainings[-1], steps=steps, suspects=suspects).run()
     except GradflowError as error:
@@ -185,7 +196,8 @@ def summary(seen: list[Seen]) -> str:
     runs = [each.runs for each in seen if each.runs]
     rows = [
         ("right cause named", sum(each.named for each in sick), len(sick)),
-        ("cure confirmed, right cause", sum(each.right for each in sick), len(sick)),
+        ("cure confirmed, right cause", sum(each.right and not each.stands_in for each in sick), len(sick)),
+        ("right cause confirmed by a stand-in", sum(each.stands_in for each in sick), len(sick)),
         ("cure confirmed, wrong cause", sum(each.wrong for each in sick), len(sick)),
         ("ill, no cure found", sum(bool(each.ill and not each.cures and not each.refused) for each in sick), len(sick)),
         ("faulty, no yardstick", sum(bool(each.refused) for each in sick), len(sick)),
@@ -201,16 +213,14 @@ def summary(seen: list[Seen]) -> str:
 def measured(seen: Sequence[Seen]) -> str:
     """Return a row for each part, and one for all of them, as a table in Markdown."""
     parts = {part: [each for each in seen if each.part == part] for part in dict.fromkeys(each.part for each in seen)}
-    lines = [
-        "| programs | faulty | right cause | cure confirmed | wrong cause | sound | prescribed | not compared | runs |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for name, some in [*parts.items(), ("all", list(seen))]:
         sick = [each for each in some if each.form == SICK]
         sound = [each for each in some if each.form in {MENDED, HEALTHY}]
         counts = [
             share(sum(each.named for each in sick), len(sick)),
-            share(sum(each.right for each in sick), len(sick)),
+            share(sum(each.right and not each.stands_in for each in sick), len(sick)),
+            share(sum(each.stands_in for each in sick), len(sick)),
             share(sum(each.wrong for each in sick), len(sick)),
             str(len(sound)),
             share(sum(bool(each.cures) for each in sound), len(sound)),

@@ -66,9 +66,9 @@ class ConstantTargets(Check):
                     1.0,
                     2.0,
                     f"All {number(rows)} targets read so far, from {len(counts)} or more batches, are the same.",
-                    "check the targets of the loader, print(torch.unique(targets, return_counts=True)); if the "
-                    "data are sorted by class, use DataLoader(dataset, shuffle=True).",
+                    "check torch.unique(targets, return_counts=True); if sorted by class, use shuffle=True.",
                     cause="constant",
+                    origin="constant",
                 ),
             )
         return ()
@@ -163,9 +163,9 @@ class SortedTargets(Check):
                     f"{number(100 * uniform)} % of the batches contain a single class, although there are "
                     f"{number(kinds)} classes: the data are sorted by class, and each batch undoes what earlier "
                     "ones taught.",
-                    "shuffle: DataLoader(dataset, batch_size=32, shuffle=True); for a streamed dataset, use a "
-                    "shuffle buffer that holds many classes.",
+                    "use DataLoader(dataset, shuffle=True); for a streamed dataset, a shuffle buffer of many classes.",
                     cause="sorted",
+                    origin="sorted",
                 ),
             )
         return ()
@@ -272,6 +272,7 @@ class UnrelatedTargets(Check):
                     "torch.randperm(len(x)); x, y = x[order], y[order], or use one DataLoader(TensorDataset(x, y), "
                     "shuffle=True).",
                     cause="unrelated",
+                    origin="unrelated",
                     follows_from=(IssueType.WRONG_LOSS, IssueType.DATA_SCALE, IssueType.NOT_TRAINING),
                 ),
             )
@@ -389,11 +390,11 @@ class EmptyLoss(Check):
                 ("target",),
                 0.0,
                 0.0,
-                f"All {loss.count} losses up to step {record.step} were exactly 0, and so was every gradient: every "
-                "target is masked or ignored.",
+                f"All {loss.count} losses up to step {record.step} and all gradients were 0: each target is ignored.",
                 "check that unmasked targets remain: (labels != -100).sum() must not be 0; check the mask, "
                 "ignore_index and the weights of the loss.",
                 since=int(loss.steps[0]) if loss.count <= len(loss.steps) else 1,
                 cause="empty",
+                origin="empty",
             ),
         )

@@ -33,12 +33,12 @@ def effect(trial: Trial, verdict: Verdict) -> str:
         return f"{name}: the run failed, {trial.error}"
     before, after = number(verdict.baseline.effect[0]), number(trial.effects.get(0, math.inf))
     steps = f"{verdict.steps} steps"
-    if verdict.relieves(trial) and not verdict.rescues(trial):
+    if verdict.relieves(trial) and not verdict.rescues(trial) and not trial.stands_in:
         fixes = [kind for each in trial.names for kind in find(each).fixes]
         kinds = " and ".join(sorted(verdict.accused.intersection(fixes)) or fixes[:1])
         course = "" if verdict.refused else f", the {what} is {after}, and {before} without it"
         return f"{name}: {kinds} is gone in {steps}{course}, in {len(trial.effects)} of {SEEDS} seeds"
-    if not verdict.rescues(trial):
+    if not verdict.helps(trial):
         confirmed = f", not confirmed by other seeds ({len(trial.effects)} runs)" if len(trial.effects) > 1 else ""
         return f"{name}: the {what} is {after} after {steps}, and {before} without it{confirmed}"
     seeds = f"in {len(trial.effects)} of {SEEDS} seeds" + (
@@ -227,7 +227,7 @@ def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
         told.append(f"  Measured: {verdict.measured}.")
     told.append(f"  {state(verdict)}")
     for trial in verdict.cures:
-        told.append(f"  [CURE] {effect(trial, verdict)}")
+        told.append(f"  [{'CAUSE' if trial.stands_in else 'CURE'}] {effect(trial, verdict)}")
         if any(each.cause == " + ".join(verdict.cures[0].names) for each in shown):
             continue
         told += [f"    cause {separates(name, verdict.facts)}" for name in trial.names]

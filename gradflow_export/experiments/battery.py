@@ -10,11 +10,11 @@ from dataclasses import replace
 from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, Baseline, Trial, best, moves, number
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import Yardstick, failure, yardstick
-from gradflow_export.experiments.mending.treatment import EXACT, MENDING, PLACEBO, TUNING, Treatment
+from gradflow_export.experiments.mending.treatment import EXACT, MENDING, PLACEBO, TRIED, TUNING, Treatment
 from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.survey import Training
-from gradflow_export.experiments.treatments import BEGINNINGS, TREATMENTS, WATCH, combinations, find, nearness, of_kind
+from gradflow_export.experiments.treatments import TREATMENTS, WATCH, combinations, find, nearness, of_kind
 from gradflow_export.experiments.verdict import SEEDS, Verdict
 from gradflow_export.experiments.watched import accused
 from gradflow_export.records.issues import IssueType
@@ -108,9 +108,10 @@ class Battery:
         if ((WATCH,), 0) in found:
             verdict.found = tuple(map(tuple, found[(WATCH,), 0].facts.get("found", ())))
             verdict.accused = accused(verdict.found).intersection(self._suspects)
-        rule = self._rule = yardstick(self._laboratory.measure, seeds, look, still)
+        doubted = IssueType.WRONG_LOSS in verdict.accused
+        rule = self._rule = yardstick(self._laboratory.measure, seeds, look, still, doubted=doubted)
         verdict.measured, verdict.refused = rule.text, rule.refused
-        verdict.facts = {**look.facts, "measured": rule.text}
+        verdict.facts = {**look.facts, "measured": "" if rule.signed else rule.text}
         given = {name: found[(name,), 0] for name in placebos if ((name,), 0) in found}
         unmoved = [still, *(found.get(((UNMOVED,), seed)) for seed in range(1, SEEDS))]
         verdict.baseline = Baseline(
@@ -134,6 +135,8 @@ class Battery:
         ill, slow = verdict.baseline.ill, bool(verdict.baseline.slow)
         self._tell(f"it does not learn: {verdict.baseline.complaint}" if ill else verdict.baseline.slow or "it learns")
         exact, tuning = self._ordered(of_kind(EXACT, verdict.facts)), self._ordered(of_kind(TUNING, verdict.facts))
+        # A loss that may become negative falls without end with larger steps.
+        tuning = [each for each in tuning if not self._rule.signed or _named([each.name], verdict)]
         # What the symptoms accuse is tried with what is exact, and goes before it.
         accused = [e for e in tuning if not _near([e.name], verdict) and (ill or slow or self._licensed([e.name]))]
         first = [each for each in exact if self._everything or slow or self._licensed([each.name])] + accused
@@ -151,8 +154,9 @@ class Battery:
             self._try([names for names in possible if self._licensed(names) and names not in early])
             self._name_causes()
             self._begins_later()
-        if (ill or slow) and not verdict.cures and not verdict.cut:
-            longer(self._laboratory, verdict, [trial for trial in verdict.trials if _near(trial.names, verdict) == 0])
+        if not verdict.cures and not verdict.cut:
+            near = [each for each in verdict.trials if _near(each.names, verdict) == 0]
+            longer(self._laboratory, verdict, [e for e in near if ill or slow or _named(e.names, verdict)])
         if slow and not verdict.cures:
             verdict.faster = best([each for each in verdict.trials if verdict.rescues(each)])[:1]
 
@@ -160,7 +164,10 @@ class Battery:
         """Take larger steps, and what no symptom names, for no cure where the script begins to learn a little later."""
         verdict = self.verdict
         tuned = [_near(trial.names, verdict) > 0 and _tunes(trial.names) for trial in verdict.cures]
-        hasten = [any(find(name).hastens for name in trial.names) for trial in verdict.cures]
+        hasten = [
+            any(find(name).hastens for name in trial.names) and not _named(trial.names, verdict)
+            for trial in verdict.cures
+        ]
         if not verdict.cures or not all(map(max, tuned, hasten)) or not (later := later_steps(verdict)):
             return False
         assert verdict.baseline is not None
@@ -191,11 +198,9 @@ class Battery:
         baseline, treatments = self.verdict.baseline, [find(name) for name in names]
         if baseline is None or baseline.ill or any(each.mistake for each in treatments):
             return True
-        near = _near(names, self.verdict)
-        if near == 0 and any(
-            BEGINNINGS.intersection(each.fixes[:1]) or each.evident(self.verdict.facts) for each in treatments
-        ):
+        if _named(names, self.verdict):
             return True
+        near = _near(names, self.verdict)
         if all(each.kind == EXACT for each in treatments):
             return bool(baseline.slow) or near < 2
         return near == 0 and bool(baseline.slow)
@@ -208,21 +213,27 @@ class Battery:
         verdict = self.verdict
         baseline = verdict.baseline
         assert baseline is not None
-        placebo = baseline.placebo
+        given = {each.name for each in TREATMENTS if each.kind == PLACEBO}
         tried: dict[tuple[str, ...], Trial] = {}
         for request, result in self._runs(
             [((*names, WATCH) if fixed(names, verdict) else names, 0) for names in wanted]
         ):
-            names, failed = tuple(name for name in request.names if name not in {WATCH, placebo}), result.error
+            names, failed = tuple(name for name in request.names if find(name).kind in TRIED), result.error
             seed, effect = request.seed, math.inf if failed else self._rule.effect(result)
-            trial = tried.get(names) or Trial(names, {}, mistake=all(find(name).mistake for name in names))
-            if placebo in request.names:
+            treatments, placebo = [find(name) for name in names], not given.isdisjoint(request.names)
+            trial = tried.get(names) or Trial(
+                names,
+                {},
+                mistake=all(each.mistake for each in treatments),
+                stands_in=any(each.stands_in for each in treatments),
+            )
+            if placebo:
                 trial = replace(trial, blind={**trial.blind, seed: math.nan if failed else effect})
             else:
                 why = failed.strip().rpartition("\n")[2]
                 trial = replace(trial, effects={**trial.effects, seed: effect}, acted=result.acted, error=why)
             if "found" in result.facts:
-                gone = not accused(result.facts["found"]) & fixed(names, verdict)
+                gone = _is_gone(fixed(names, verdict), result.facts["found"], baseline, effect)
                 left = {*(trial.left or ()), *(kind for kind, _ in result.facts["found"])}
                 trial = replace(trial, gone={**trial.gone, seed: gone}, left=left)
             if result.facts.get("opened"):
@@ -231,7 +242,7 @@ class Battery:
             verdict.trials = [each for each in verdict.trials if each.names != names] + [trial]
             if not seed:
                 self._queue.extend(confirmations(verdict, request, trial))
-            if placebo in request.names:
+            if placebo:
                 self._tell(f"{' + '.join(names)}: {number(effect)} with placebo inputs")
             elif trial.acted:
                 verdict.curves.update({} if seed else {" + ".join(names): result.losses})
@@ -278,10 +289,20 @@ def _near(names: Sequence[str], verdict: Verdict) -> int:
     return 0 if any(find(name).evident(verdict.facts) for name in names) else nearness(names, verdict.suspects)
 
 
+def _named(names: Sequence[str], verdict: Verdict) -> bool:
+    """Return whether what the first run saw, or a finding, names what treatments mend first as a cause.
+
+    That a script learns too little names none; what structure proves is for its absence to say.
+    """
+    firsts = {find(name).fixes[0] for name in names if find(name).kind != MENDING} - {IssueType.NOT_LEARNING}
+    return not firsts.isdisjoint(verdict.suspects) or any(find(name).evident(verdict.facts) for name in names)
+
+
 def _rank(names: Sequence[str], verdict: Verdict) -> tuple[bool, ...]:
     """Return what orders treatments that rescue, the lowest first."""
     treatments, far = [find(name) for name in names], _near(names, verdict) > 0
     return (
+        any(each.stands_in for each in treatments),
         far and any(each.chosen(verdict.facts) for each in treatments),
         not all(each.mistake for each in treatments),
         far,
@@ -299,19 +320,34 @@ def fixed(names: Sequence[str], verdict: Verdict) -> frozenset[IssueType]:
     return verdict.accused.intersection(kind for each in fixes for kind in each)
 
 
+def _is_gone(meant: frozenset[IssueType], found: Sequence[tuple[str, str]], baseline: Baseline, effect: float) -> bool:
+    """Return whether none of what treatments are meant for is found any more.
+
+    Of NaN the loss says it: a gradient that is mended after the backward pass was found broken in it.
+    """
+    left = accused(found) & meant
+    if IssueType.NUMERICAL in meant:
+        finite = math.isfinite(effect) and not all(map(math.isfinite, baseline.effect))
+        left = left - {IssueType.NUMERICAL} if finite else meant
+    return not left
+
+
 def confirmations(verdict: Verdict, request: Request, trial: Trial) -> list[Request]:
     """Return runs of two more seeds where the first one promises something; of a blind script for placebos before that.
 
     A loss that falls further and is as low with inputs that mean nothing is no cure of one that did so.
     """
-    placebo = verdict.baseline.placebo if verdict.baseline else ""
+    base = verdict.baseline
+    placebo = base.placebo if base else ""
+    if base and trial.stands_in:
+        placebo = min(base.placebos, key=base.placebos.__getitem__, default="")
     if not trial.promises(None if verdict.refused else verdict.baseline):
         return []
-    if placebo and not trial.gone.get(0) and not trial.informed(0):
+    if placebo and (trial.stands_in or not trial.gone.get(0)) and not trial.informed(0):
         asked = [] if placebo in request.names else [((*trial.names, placebo), 0)]
     else:
         # The last one shows what else is gone with it.
-        plain = request.names if trial.gone else trial.names
+        plain = (*trial.names, WATCH) if trial.gone else trial.names
         asked = [*((plain, seed) for seed in range(1, SEEDS - 1)), ((*trial.names, WATCH), SEEDS - 1)]
         asked += [((*trial.names, placebo), seed) for seed in range(1, SEEDS) if placebo]
     return [Request(names, seed, verdict.steps) for names, seed in asked]
@@ -328,7 +364,7 @@ def later_steps(verdict: Verdict) -> int:
 
 
 def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -> None:
-    """Give the script, and the exact treatment that leads and does not rescue it, more steps; these may show it.
+    """Give the script, and what leads and neither tunes nor rescues it, more steps; these may show it.
 
     Args:
         laboratory: Where runs are done.
@@ -336,7 +372,8 @@ def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -
         accused: Trials of what is accused.
     """
     base, later = verdict.baseline, later_steps(verdict)
-    exact = [each for each in accused if each.acted and all(find(name).kind == EXACT for name in each.names)]
+    # What tunes helps many scripts in so many steps.
+    exact = [each for each in accused if each.acted and all(find(name).kind != TUNING for name in each.names)]
     leads = [each for each in exact if base and each.effects.get(0, math.inf) < LEADS * base.level(0)]
     if base is None or base.blind or not leads or not later:
         return

@@ -173,6 +173,7 @@ class Trial:
         mistake: Whether what it removes is a mistake in any script.
         left: Issue types that a watched run shows with it; ``None`` where none was watched.
         blind: Mean loss after training with it and inputs that mean nothing, by seed.
+        stands_in: Whether it stands for what only the author has: then the script has to learn from its inputs.
     """
 
     names: tuple[str, ...]
@@ -183,6 +184,7 @@ class Trial:
     mistake: bool = False
     left: Collection[str] | None = None
     blind: Mapping[int, float] = field(default_factory=dict)
+    stands_in: bool = False
 
     def screened(self, baseline: Baseline) -> bool:
         """Whether the first seed asks for a confirmation."""
@@ -196,8 +198,9 @@ class Trial:
 
     def rescues(self, baseline: Baseline) -> bool:
         """Whether all three seeds agree that the program learns with it: from its inputs, where it did not."""
+        blind = baseline.blind or self.stands_in
         lower = {
-            seed: effect < CONFIRMED * baseline.level(seed) and (self.informed(seed) or not baseline.blind)
+            seed: effect < CONFIRMED * baseline.level(seed) and (self.informed(seed) or not blind)
             for seed, effect in self.effects.items()
         }
         return self.screened(baseline) and len(lower) >= 3 and all(lower.values())
@@ -205,7 +208,9 @@ class Trial:
     def promises(self, baseline: Baseline | None) -> bool:
         """Whether the first seed asks for two more, for either reason; ``None`` where losses cannot be compared."""
         gone = self.acted and not self.error and self.gone.get(0, False)
-        return gone if baseline is None else self.screened(baseline) or (gone and self.harmless(baseline))
+        if baseline is None:
+            return gone and not self.stands_in
+        return self.screened(baseline) or (gone and (self.stands_in or self.harmless(baseline)))
 
     def harmless(self, baseline: Baseline) -> bool:
         """Whether every loss is a number, and their median over seeds no greater than without it, beyond noise.
@@ -214,7 +219,9 @@ class Trial:
         script learns.
         """
         last = len(baseline.effect) - 1
-        shares = [effect / max(baseline.effect[min(seed, last)], LEAST) for seed, effect in self.effects.items()]
+        # Of a loss that is no number the one before training is as great as it may be.
+        plain = [each if math.isfinite(each) else baseline.level(seed) for seed, each in enumerate(baseline.effect)]
+        shares = [effect / max(plain[min(seed, last)], LEAST) for seed, effect in self.effects.items()]
         learns = self.mistake and all(
             effect < LEARNED * baseline.first[min(seed, last)] for seed, effect in self.effects.items()
         )
@@ -226,8 +233,11 @@ class Trial:
         Args:
             baseline: ``None`` where losses cannot be compared.
         """
-        sound = self.acted and not self.error and (baseline is None or self.harmless(baseline))
-        return sound and len(self.gone) >= 3 and all(self.gone.values())
+        if self.stands_in:
+            sound = baseline is not None and all(map(self.informed, self.effects))
+        else:
+            sound = baseline is None or self.harmless(baseline)
+        return sound and self.acted and not self.error and len(self.gone) >= 3 and all(self.gone.values())
 
 
 def best(trials: Sequence[Trial]) -> list[Trial]:

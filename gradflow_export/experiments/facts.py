@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +10,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.experiments.interventions import Intervention, leaves, made_with, weights
+from gradflow_export.experiments.mending.losses import LOSSES
 from gradflow_export.experiments.mending.passages import starved
 from gradflow_export.experiments.mending.rates import terms
-from gradflow_export.experiments.mending.scores import tempered
+from gradflow_export.experiments.mending.scores import mixes, tempered
 from gradflow_export.experiments.mending.sequences import SEQUENCES, STEPWISE, masks, real_lengths
 from gradflow_export.experiments.model_edits import LAYERS, SQUASHING, level, tensors
 
@@ -60,7 +60,9 @@ class Facts(Intervention):
         squashing: Sigmoids and hyperbolic tangents before the first step.
         resettable: Whether layers can be initialized anew.
         gain: The greatest root mean square of a layer's weights, times the root of its number of inputs.
-        endless: How many inputs with entries that are not finite a model is given.
+        endless: How many inputs and targets with entries that are not finite a model or a loss is given.
+        broken: How many gradients of finite losses have such entries.
+        mixed: How often a tensor with samples along its first or second dimension is reshaped as if it were transposed.
         offset: The greatest mean of an input's columns as a multiple of their spread: of a typical column.
         scale: Largest of the inputs' absolute mean and spread, and of the inverse of the latter; 0 without such inputs.
         echoes: Share of steps before which a model whose parameters change was called without gradients.
@@ -77,6 +79,9 @@ class Facts(Intervention):
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
         self.sequences = self.recurrent = self.masked = self.level = self.half = self.returned = 0
         self.frozen = self.endless = self.unreached = self.tables = self.starved = 0
+        self.broken = self.mixed = 0
+        self._counts: set[int] = set()
+        self._sane = True
         self._reached: set[int] = set()
         self.gain = self.offset = self.tempered = 0.0
         self.apart = self.terms = 1.0
@@ -125,12 +130,13 @@ class Facts(Intervention):
         given = [each for each in tensors([args, kwargs]) if not each.requires_grad and each.numel()]
         if given and self._digest is None and not given[0].is_sparse:
             self._digest = float(given[0].detach().double().abs().sum())
+        self.endless += sum(map(_is_endless, given))
+        self._counts = {len(each) for each in given if each.dim()}
         if not self._steps and next(module.parameters(), None) is not None:
             for each in given:
                 if each.is_floating_point() and each.numel() > 1:
                     spread, mean = float(each.std()), abs(float(each.mean()))
                     self.scale = max(self.scale, mean, spread, 1 / spread if spread else 0.0)
-                    self.endless += not math.isfinite(mean)
                     self.offset = max(self.offset, off_center(each))
         return args, kwargs
 
@@ -153,6 +159,8 @@ class Facts(Intervention):
         self.masked += bool(masks(name, args, kwargs))
         self.starved += starved(name, args, kwargs)
         self.tempered = self.tempered or tempered(name, args, kwargs)
+        self.endless += name in LOSSES and any(map(_is_endless, tensors([args, dict(kwargs)])))
+        self.mixed += mixes(name, args, self._counts)
         given = args[0] if args else kwargs.get("input")
         self.squashing += not self._steps and name in SQUASHING and isinstance(given, Tensor) and given.requires_grad
         return args, kwargs
@@ -167,6 +175,7 @@ class Facts(Intervention):
         for optimizer in (self._stepped | self._inside).values():
             self.stale += any(weight.grad is not None and bool(weight.grad.any()) for weight in weights(optimizer))
         self._stepped.clear()
+        self._sane = bool(loss.isfinite().all())
         if self._steps < 2:
             self.terms = max(self.terms, terms(loss.grad_fn))
             self._known.update((id(weight), weight) for weight in leaves(loss))
@@ -176,6 +185,7 @@ class Facts(Intervention):
         if self._steps < self.STEPS:
             for key, weight in self._known.items():
                 if weight.grad is not None and not weight.grad.is_sparse:
+                    self.broken += self._sane and not bool(weight.grad.isfinite().all())
                     self._gradients[key] = weight, weight.grad.detach().clone()
 
     def before_step(self, optimizer: Optimizer) -> None:
@@ -249,7 +259,7 @@ class Facts(Intervention):
             "decay", "schedule", "dropout", "stale", "foreign", "returned", "edited", "kept", "untrained", "layers",
             "squashing", "sequences", "recurrent", "masked", "level", "half",
             "resettable", "scale", "digests", "adam", "reached", "frozen", "endless", "gain", "offset",
-            "unreached", "tables", "apart", "starved", "tempered", "terms",
+            "unreached", "tables", "apart", "starved", "tempered", "terms", "broken", "mixed",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
         steps = max(self._steps, 1)
@@ -260,6 +270,11 @@ class Facts(Intervention):
             "faded": self._faded / steps,
         }
         return {**told, **shares, "optimizers": len(self._optimizers)}
+
+
+def _is_endless(given: Tensor) -> bool:
+    dense = given.layout is torch.strided and given.is_floating_point() and not given.requires_grad
+    return dense and not bool(given.isfinite().all())
 
 
 def off_center(inputs: Tensor) -> float:

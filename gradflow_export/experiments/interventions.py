@@ -45,6 +45,10 @@ class Intervention:
         del module
         return args, kwargs
 
+    def inner(self, module: nn.Module) -> nn.Module:
+        """Return the module that is called in the place of one within such a module."""
+        return module
+
     def left(self, module: nn.Module, output: Any) -> Any:
         """Return what such a module gives."""
         del module
@@ -356,15 +360,6 @@ class OwnAdam(Intervention):
         for (weight, _, _), gradient in zip(self._before, left, strict=True):
             weight.grad = gradient
         self.acted, self._before = True, []
-
-
-class Clipped(Intervention):
-    """Scales the gradient of each step down to a norm of 1 where it is larger."""
-
-    def before_step(self, optimizer: Optimizer) -> None:
-        """Scale it."""
-        dense = [weight for weight in weights(optimizer) if weight.grad is not None and not weight.grad.is_sparse]
-        self.acted |= bool(nn.utils.clip_grad_norm_(dense, 1.0) > 1.0)
 
 
 class NoDropout(Intervention):

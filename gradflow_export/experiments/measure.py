@@ -24,6 +24,7 @@ WORLDS = ("gymnasium", "gym")
 EPISODES = 12
 """Steps of a run in which episodes have to end, so that their returns can take the place of the loss."""
 PRINTED = "stdout:"
+NEGATIVE = "its loss is negative at times, so that a smaller one need not be a better one"
 LAST = 8
 
 
@@ -124,13 +125,19 @@ class Scale:
         return math.pow(2.0, max(min(-gain if self.higher else gain, 100.0), -100.0))
 
 
-def scale(values: Sequence[float], *, higher: bool) -> Scale | None:
-    """Return the scale that a run without any change gives; ``None`` where it has no number."""
+def scale(values: Sequence[float], *, higher: bool, signed: bool = False) -> Scale | None:
+    """Return the scale that a run without any change gives; ``None`` where it has no number.
+
+    Args:
+        values: Those of the run.
+        higher: Whether more is better.
+        signed: Whether 0 means nothing, so that what the value ranges over counts alone.
+    """
     numbers = [each for each in values if math.isfinite(each)]
     if not numbers:
         return None
     plain = effect(numbers)
-    return Scale(plain, max(abs(plain), max(numbers) - min(numbers)) or 1.0, higher)
+    return Scale(plain, max(0.0 if signed else abs(plain), max(numbers) - min(numbers)) or 1.0, higher)
 
 
 @dataclass(frozen=True)
@@ -141,19 +148,23 @@ class Yardstick:
         scale: Makes a cost of what was measured; ``None`` where the loss is compared.
         text: What was measured; empty where the loss is compared.
         refused: Why nothing can be compared; empty where it can.
+        signed: Whether it is the loss that was measured, because it is negative at times.
     """
 
     scale: Scale | None = None
     text: str = ""
     refused: str = ""
+    signed: bool = False
 
     def course(self, result: Result) -> tuple[float, ...]:
         """Return losses or costs, step by step."""
-        return result.losses if self.scale is None else tuple(map(self.scale.cost, result.measured))
+        values = result.losses if self.scale is None or self.signed else result.measured
+        return values if self.scale is None else tuple(map(self.scale.cost, values))
 
     def effect(self, result: Result) -> float:
         """Return the mean loss or cost after training."""
-        return result.effect if self.scale is None else self.scale.cost(effect(result.measured))
+        value = result.effect if self.scale is None or self.signed else effect(result.measured)
+        return value if self.scale is None else self.scale.cost(value)
 
     def start(self, result: Result, unmoved: Result | None) -> float:
         """Return the loss before training, on the batches that it is measured on after it: one batch alone is noise."""
@@ -161,7 +172,9 @@ class Yardstick:
         return same if math.isfinite(same) else next(filter(math.isfinite, self.course(result)), math.nan)
 
 
-def yardstick(measure: Measure | None, seeds: Sequence[Result], look: Result, still: Result | None) -> Yardstick:
+def yardstick(
+    measure: Measure | None, seeds: Sequence[Result], look: Result, still: Result | None, *, doubted: bool = False
+) -> Yardstick:
     """Return what the runs of a program can be compared by.
 
     Args:
@@ -169,6 +182,7 @@ def yardstick(measure: Measure | None, seeds: Sequence[Result], look: Result, st
         seeds: Runs without any change.
         look: The one of them that looked.
         still: A run whose weights were never changed.
+        doubted: Whether a finding says that the loss is wrong, so that its sign may be as well.
     """
     cost = "(as a cost: 1 is the script as it is, less is better)"
     if measure is not None:
@@ -178,6 +192,8 @@ def yardstick(measure: Measure | None, seeds: Sequence[Result], look: Result, st
     refused = no_yardstick(seeds, look, still)
     if refused and all(sum(map(math.isfinite, each.measured)) >= EPISODES for each in seeds):
         return Yardstick(scale(look.measured, higher=True), f"returns of the episodes that ended at a step {cost}")
+    if refused == NEGATIVE and not doubted:
+        return Yardstick(scale(look.losses, higher=False, signed=True), f"the loss {cost}", signed=True)
     return Yardstick(refused=refused)
 
 
@@ -204,8 +220,6 @@ def no_yardstick(seeds: Sequence[Result], look: Result, still: Result | None) ->
         still: A run whose weights were never changed.
     """
     facts = look.facts
-    if any(loss < 0 for each in seeds for loss in each.losses):
-        return "its loss is negative at times, so that a smaller one need not be a better one"
     if facts["optimizers"] > 1 and facts["places"] > 1:
         return "several optimizers follow losses of their own, as the players of a game do"
     # A run may end early, and NaN differs from itself.
@@ -216,7 +230,7 @@ def no_yardstick(seeds: Sequence[Result], look: Result, still: Result | None) ->
         return (
             "a model is called without gradients before most steps, so that its targets may depend on what it learned"
         )
-    return ""
+    return NEGATIVE if any(loss < 0 for each in seeds for loss in each.losses) else ""
 
 
 class Returns:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradflow_export.experiments.interventions import Intervention
+from gradflow_export.experiments.mending.losses import LOSSES
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 SQUASHING = frozenset(("sigmoid", "tanh"))
@@ -231,9 +232,13 @@ class Standardized(_OfInputs):
 
 
 class Finite(_OfInputs):
-    """Puts 0 in the place of what is not finite."""
+    """Puts 0 in the place of what is not finite, among inputs and targets."""
 
     stays = True
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Replace it among the targets of a loss."""
+        return (mapped(args, self._apply), mapped(kwargs, self._apply)) if name in LOSSES else (args, kwargs)
 
     def change(self, tensor: Tensor) -> Tensor:
         """Replace it."""

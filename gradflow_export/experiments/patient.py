@@ -106,6 +106,8 @@ class Patient:
                     module.training = False
                     for each in patient.changes:
                         each.acted |= each.steady
+                for each in patient._active() if patient._opened else ():
+                    module = each.inner(module)
                 return plain(module, *args, **kwargs)
             return patient._outermost(module, args, kwargs)
 

@@ -14,9 +14,10 @@ from torch.nn import functional
 from torch.utils import checkpoint
 
 from gradflow_export.experiments.interventions import Intervention
+from gradflow_export.experiments.mending.batches import INDEX, PICKED
 from gradflow_export.experiments.mending.labels import CASTS, MARGINS, PRODUCTS
 from gradflow_export.experiments.mending.losses import ACTIVATIONS, LOSSES, RATES
-from gradflow_export.experiments.mending.passages import NORMS, SUMS, OpenPassages
+from gradflow_export.experiments.mending.passages import FLAT, NORMS, SUMS, OpenPassages
 from gradflow_export.experiments.mending.scores import CLAMPS, FLATTENED
 from gradflow_export.experiments.mending.sequences import ATTENTION
 
@@ -40,13 +41,14 @@ class ReplacedFunctions:
         """Begin; there is no end, but that of the process."""
         for owner, names in (
             (functional, (*LOSSES, RATES, *MARGINS, *ATTENTION, *NORMS, *ACTIVATIONS)),
-            (torch, ("softmax", "log_softmax", "sub", "mul", "add", *ACTIVATIONS, *CLAMPS)),
+            (torch, ("softmax", "log_softmax", "sub", "mul", "add", PICKED, *ACTIVATIONS, *CLAMPS, *FLAT)),
             (Tensor, ("softmax", "log_softmax", "sub", "__sub__", "__rsub__", *PRODUCTS, *CASTS, *SUMS, *ACTIVATIONS)),
-            (Tensor, ("backward", *CLAMPS, *FLATTENED)),
+            (Tensor, ("backward", PICKED, *CLAMPS, *FLATTENED, *FLAT)),
             (checkpoint, ("checkpoint",)),
         ):
             for name in set(names).intersection(dir(owner)):
                 setattr(owner, name, self._before(name, getattr(owner, name)))
+        Tensor.__getitem__ = self._indexed(Tensor.__getitem__)  # type: ignore[method-assign]
         Tensor.detach = self._detached(Tensor.detach)
         torch.no_grad.__enter__ = self._entered(torch.no_grad.__enter__)  # type: ignore[method-assign]
         torch.set_grad_enabled.__init__ = self._switched(torch.set_grad_enabled.__init__)  # type: ignore[method-assign]
@@ -65,6 +67,16 @@ class ReplacedFunctions:
             return given
 
         return function
+
+    def _indexed(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Torch, and what watches, index tables of their own."""
+        changed = self._before(INDEX, plain)
+
+        def index(tensor: Tensor, at: Any) -> Any:
+            own = sys._getframe(1).f_code.co_filename.startswith(OWN)  # noqa: SLF001 - no public form
+            return plain(tensor, at) if own else changed(tensor, at)
+
+        return index
 
     def _open(self) -> bool:
         """Return whether the code that calls holds gradients back within a model, and shall not."""

@@ -15,6 +15,7 @@ from gradflow_export.experiments import model_edits as edit
 from gradflow_export.experiments import probes as probe
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.mending import losses as loss
+from gradflow_export.experiments.mending import rates, scores
 from gradflow_export.experiments.mending import sequences as sequence
 from gradflow_export.experiments.mending.beginnings import DrawnZeros
 from gradflow_export.experiments.mending.catalog import MENDED
@@ -40,8 +41,6 @@ FADED = 0.25
 """Share of steps with nearly no learning rate from which on a schedule may be the cause."""
 RETURNED = 2
 """Times that weights were put back to the same numbers from which on that may be the cause."""
-BEGINNINGS = frozenset({IssueType.BAD_INIT, IssueType.DATA_SCALE})
-"""What a program begins with, so that a symptom of it counts though the program learns: more steps do not settle it."""
 _T = IssueType
 _RATE = (
     _T.LEARNING_RATE, _T.UNSTABLE, _T.EXPLODING, _T.NUMERICAL, _T.LOSS_SPIKE, _T.DIVERGING, _T.ATTENTION_COLLAPSE,
@@ -123,10 +122,20 @@ TREATMENTS: tuple[Treatment, ...] = (
         "zeros in place of NaN and Inf",
         EXACT,
         edit.Finite,
-        "inputs with entries that are not finite",
+        "inputs or targets with entries that are not finite",
         "inputs = torch.nan_to_num(inputs, 0.0, 0.0, 0.0)  # or mend what makes them: (x - mean) / (std + 1e-8)",
         (_T.NUMERICAL, _T.DATA_SCALE),
         lambda facts: facts["endless"] > 0,
+        mistake=True,
+    ),
+    Treatment(
+        "a transpose instead of a reshape",
+        EXACT,
+        scores.Transposed,
+        "a reshape that exchanges dimensions and mixes the samples of a batch",
+        "x = x.transpose(0, 1)  # in place of x.view(b, a) or x.reshape(b, a), for x of shape (a, b)",
+        (_T.NOT_LEARNING, _T.BAD_TARGETS, _T.WRONG_LOSS),
+        lambda facts: facts["mixed"] > 0,
         mistake=True,
     ),
     Treatment(
@@ -283,7 +292,7 @@ TREATMENTS: tuple[Treatment, ...] = (
     Treatment(
         "clip gradients to norm 1",
         TUNING,
-        do.Clipped,
+        rates.Clipped,
         "rare large steps that undo earlier training",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # before optimizer.step()",
         (_T.LOSS_SPIKE, _T.EXPLODING, _T.RECURRENT_SUPERCRITICAL),

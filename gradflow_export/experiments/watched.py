@@ -26,8 +26,9 @@ MODELS = 8
 PROVED = frozenset({
     IssueType.NOT_TRAINING, IssueType.STALE_GRAD, IssueType.WRONG_LOSS, IssueType.CAPACITY, IssueType.EVAL_RANDOM,
     IssueType.DESYNC, IssueType.BAD_TARGETS, IssueType.BAD_INIT, IssueType.LEAKAGE, IssueType.UNDERFLOW,
+    IssueType.NUMERICAL,
 })  # fmt: skip
-"""Issues that structure proves: what mends them shows by their absence. Others are for the loss to say."""
+"""Issues that structure or a number proves: what mends them shows by their absence. Others are for the loss to say."""
 
 
 class Watch(Intervention):

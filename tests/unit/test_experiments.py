@@ -26,7 +26,8 @@ from gradflow_export.experiments.account import cures, lines, patch, remark, wei
 from gradflow_export.experiments.battery import Battery, longer
 from gradflow_export.experiments.decision import Baseline, Trial, best
 from gradflow_export.experiments.laboratory import Laboratory
-from gradflow_export.experiments.measure import parse, scale
+from gradflow_export.experiments.measure import parse, scale, yardstick
+from gradflow_export.experiments.mending.treatment import TUNING
 from gradflow_export.experiments.mending.untried import UNTRIED, UNTRIED_CAUSES
 from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.sandbox import COPY, Sandbox, outermost, size
@@ -205,11 +206,23 @@ def test_a_script_of_few_steps_is_not_asked_for_a_yardstick():
     assert "--measure" in lines(none)[1]
 
 
-def test_a_negative_loss_is_no_yardstick(script):
-    """Where a smaller loss need not be a better one, nothing is tried and the reason is given."""
-    verdict = verdict_of(script, "negative")
-    assert "negative" in verdict.refused
-    assert verdict.trials == []
+@pytest.mark.parametrize(("words", "cure"), [(("negative",), None), (("negative", "decay"), ("weight decay 0",))])
+def test_a_loss_below_zero_is_compared_by_differences(script, words, cure):
+    """A smaller one is better where no finding doubts it, and nothing is tuned that no finding names."""
+    verdict = verdict_of(script, *words)
+    assert (verdict.refused, verdict.facts["measured"]) == ("", "")
+    assert next((trial.names for trial in verdict.cures), None) == cure
+    assert not any(find(name).kind == TUNING for trial in verdict.trials for name in trial.names)
+
+
+def test_a_negative_loss_that_may_have_the_wrong_sign_is_no_yardstick():
+    """A finding that the loss is wrong says that a smaller one need not be better."""
+    facts = {"optimizers": 1, "places": 1, "digests": (), "echoes": 0.0}
+    seeds = [Result(seed, (1.0, -1.0), -1.0, facts=facts) for seed in range(3)]
+    assert "negative" in yardstick(None, seeds, seeds[0], None, doubted=True).refused
+    rule = yardstick(None, seeds, seeds[0], None)
+    assert rule.refused == ""
+    assert rule.effect(seeds[0]) < 1 < rule.effect(Result(0, (1.0, 1.0), 1.0))
 
 
 def test_the_command_prints_cause_effect_and_patch_and_touches_nothing(script, tmp_path, capsys):
@@ -276,7 +289,11 @@ def test_a_module_with_workers_that_trains_two_models_one_after_the_other(tmp_pa
     assert main(["doctor", *options, "-m", "pkg.train", "--decay", "90"]) == 1
     assert hashed(folder) == before
     first, second = json.loads(capsys.readouterr().out)["experiments"]
-    assert (first["cures"], first["complaint"]) == ([], None)
+    # The first model is given the same rows of its table in each step.
+    assert ([each["treatments"] for each in first["cures"]], first["complaint"]) == (
+        [["other rows in each batch"]],
+        None,
+    )
     assert [each["treatments"] for each in second["cures"]] == [["weight decay 0"]]
     text = page.read_text(encoding="utf-8")
     assert "<polyline" in text

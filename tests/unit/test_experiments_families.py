@@ -316,5 +316,5 @@ def test_returns_take_the_place_of_a_loss_that_says_nothing():
 
     assert rule(-1.0, ended).scale is not None
     assert "returns" in rule(-1.0, ended).text
-    assert "negative" in rule(-1.0, ended[1:]).refused
+    assert rule(-1.0, ended[1:]).signed
     assert rule(1.0, ended).scale is None

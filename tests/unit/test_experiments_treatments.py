@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import rnn
 
+from gradflow_export.experiments.account import lines
 from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline, Trial
 from gradflow_export.experiments.facts import Facts
@@ -92,9 +93,15 @@ def test_each_mistake_is_cured_by_its_own_treatment(tmp_path, word, suspects, cu
 
 
 def test_no_rate_is_prescribed_where_targets_tell_nothing(tmp_path):
-    """A loss of targets that are all the same falls as far without inputs, and faster at another rate: no cure."""
+    """A loss of targets that are all the same falls as far without inputs, and faster at another rate: no cure.
+
+    That it learns from its inputs where targets follow from them confirms the cause.
+    """
     verdict = examined(tmp_path, "same", IssueType.BAD_TARGETS)
-    assert verdict.cures == []
+    assert [(trial.names, trial.stands_in) for trial in verdict.cures] == [
+        (("targets computed from the inputs",), True)
+    ]
+    assert any(line.startswith("  [CAUSE] targets computed") for line in lines(verdict))
 
 
 def test_a_loss_that_falls_as_far_without_inputs_is_blind():

@@ -142,5 +142,6 @@ class RepeatedLayer(Check):
                 "n; if sharing is intended, register the layer once and call it n times, or suppress this: "
                 f"watch(ignore=[('CAPACITY', {layers[0]!r})]).",
                 cause="repeated layer",
+                origin="repeated layer",
             ),
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from gradflow_export.experiments.mending import evaluations, labels, leaks, passages, scores, sequences
+from functools import partial
+
+from gradflow_export.experiments.mending import batches, evaluations, labels, layers, leaks, passages, scores, sequences
 from gradflow_export.experiments.mending import losses as loss
-from gradflow_export.experiments.mending.treatment import MENDING, Treatment
+from gradflow_export.experiments.mending.treatment import EXACT, MENDING, Treatment
 from gradflow_export.records import loss_mistakes as known
 from gradflow_export.records.issues import IssueType
 
@@ -157,6 +159,49 @@ MENDED: tuple[Treatment, ...] = (
         of_loop=True,
     ),
     Treatment(
+        "other rows in each batch",
+        MENDING,
+        partial(batches.OtherRows, mixed=False),
+        "batches that always hold the same samples",
+        "for x, y in loader:  # instead of next(iter(loader)) in each step; new indices for each batch",
+        (_T.BAD_TARGETS,),
+        causes=frozenset({"same batch"}),
+        mistake=True,
+        of_loop=True,
+    ),
+    Treatment(
+        "shuffled rows",
+        MENDING,
+        partial(batches.OtherRows, mixed=True),
+        "samples that are sorted by their targets",
+        "loader = DataLoader(dataset, batch_size=32, shuffle=True)",
+        (_T.BAD_TARGETS,),
+        causes=frozenset({"sorted"}),
+        mistake=True,
+        of_loop=True,
+    ),
+    Treatment(
+        "the inputs of the batch before",
+        EXACT,
+        batches.EarlierInputs,
+        "targets that come one batch late",
+        "# take inputs and targets from the same item of one loader: for x, y in loader",
+        (_T.BAD_TARGETS,),
+        causes=frozenset({"unrelated"}),
+        of_loop=True,
+    ),
+    Treatment(
+        "targets computed from the inputs",
+        MENDING,
+        batches.ComputedTargets,
+        "targets that do not belong to the inputs; model, loss and optimizer can learn",
+        "# restore the targets where they are read or reordered: shuffle inputs and targets with one permutation",
+        (_T.BAD_TARGETS,),
+        of_loop=True,
+        stands_in=True,
+        causes=frozenset({"unrelated", "constant", "empty"}),
+    ),
+    Treatment(
         "cosines times sixteen",
         MENDING,
         loss.ScaledCosines,
@@ -233,6 +278,16 @@ MENDED: tuple[Treatment, ...] = (
         (_T.CAPACITY,),
     ),
     Treatment(
+        "a layer for each place",
+        MENDING,
+        layers.OwnLayers,
+        "one layer that stands several times in a container",
+        "nn.ModuleList([Block() for _ in range(n)])  # instead of [Block()] * n",
+        (_T.CAPACITY,),
+        causes=frozenset({"repeated layer"}),
+        mistake=True,
+    ),
+    Treatment(
         "no norm over a single number",
         MENDING,
         passages.OpenNorms,
@@ -246,10 +301,21 @@ MENDED: tuple[Treatment, ...] = (
         "let gradients pass",
         MENDING,
         passages.OpenPassages,
-        "gradients blocked by no_grad, detach, NumPy or sample between the weights and the loss",
-        "# remove no_grad(), detach() and numpy() between the model and its loss; use rsample() instead of sample()",
+        "gradients blocked by no_grad, detach, NumPy, sample or round between the weights and the loss",
+        "# remove no_grad(), detach() and numpy() between the model and its loss; use rsample() instead of sample(), "
+        "and x + (x.round() - x).detach() instead of x.round()",
         (_T.NOT_TRAINING, _T.STAGNATION),
         evident=lambda facts: facts["unreached"] > 0,
+    ),
+    Treatment(
+        "one layer for all calls",
+        MENDING,
+        layers.KeptLayers,
+        "layers that are created anew, with other weights, in each forward()",
+        "# create the layers in __init__() and call them in forward()",
+        (_T.NOT_TRAINING,),
+        causes=frozenset({"made in forward"}),
+        mistake=True,
     ),
     Treatment(
         "the state that recurrent layers left",

@@ -20,6 +20,8 @@ from gradflow_export.experiments.model_edits import LAYERS, tensors
 NORMS = frozenset(("layer_norm", "group_norm", "rms_norm", "batch_norm"))
 FEW = 4
 """Values of a channel up to which a batch norm says little but their signs."""
+FLAT = frozenset(("sign", "round", "floor", "ceil", "trunc"))
+"""Functions with a derivative of 0 everywhere."""
 SUMS = frozenset(("__add__", "__radd__", "__iadd__", "add"))
 SHORT = frozenset((torch.bfloat16, torch.float16))
 
@@ -27,6 +29,7 @@ SHORT = frozenset((torch.bfloat16, torch.float16))
 class OpenPassages(Remembering):
     """Lets gradients pass within the model: ``no_grad``, ``detach`` and ``sample`` there hold none back any more.
 
+    Through functions that are flat everywhere they pass as they are.
     A loss of nothing but numbers, one of which the model has just answered, is given that answer.
     """
 
@@ -78,6 +81,14 @@ class OpenPassages(Remembering):
             return args, kwargs
         self.acted = True
         return put(answer)
+
+    def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
+        """Return what a flat function gives, with the gradient of what it was given."""
+        del kwargs
+        if name not in FLAT or not args[0].requires_grad:
+            return given
+        self.acted = True
+        return args[0] + (given - args[0]).detach()
 
 
 class SpentLosses(Intervention):

@@ -10,11 +10,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.autograd_graph.nodes import walk
+from gradflow_export.autograd_graph.nodes import Op, kind_of, walk
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.mending.passages import SUMS
 from gradflow_export.experiments.model_edits import tensors
 
+DIFFERENCES = frozenset(("__sub__", "sub"))
+TERMS = SUMS | DIFFERENCES
+EVEN = frozenset((Op.ABS, Op.POW, Op.NORM, Op.LINALG_VECTOR_NORM))
+LINEAR = frozenset((Op.LEAF, Op.ADD, Op.DIV, Op.MEAN, Op.MUL, Op.NEG, Op.STACK, Op.SUM, Op.UNSQUEEZE))
+"""Operations of which the sizes of weights are made."""
 DATA, ALONE, OTHER = "data", "alone", "other"
 ANSWERS = 32
 """Last answers that are remembered; their graphs are kept as long."""
@@ -43,19 +48,23 @@ class Penalties(Intervention):
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Find the term of a sum that is a penalty."""
         self._next = 0.0
-        if name in SUMS and len(args) == 2 and all(_is_term(each) for each in args):
+        if name in TERMS and len(args) == 2 and all(_is_term(each) for each in args):
             sides = [self._side(each.grad_fn) for each in args]
             self._next = sum(self._parts.get(each.grad_fn, 0.0) for each in args)
             if {DATA, ALONE} == set(sides):
                 at = sides.index(ALONE)
-                self._next += max(float(args[at].detach()), 0.0)
-                args = self.changed(args, at)
+                part = float(args[at].detach()) * (-1 if name in DIFFERENCES and at else 1)
+                # What is taken off may belong to the loss, as the logarithm of a determinant does.
+                kinds = {kind_of(node) for node in walk([args[at].grad_fn])}
+                if part > 0 or (kinds <= EVEN | LINEAR and kinds & EVEN):
+                    self._next += part
+                    args = self.changed(args, at)
         return args, kwargs
 
     def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
         """Remember what it adds to the sum."""
         del args, kwargs
-        if name in SUMS and self._next and isinstance(given, Tensor) and given.grad_fn is not None:
+        if name in TERMS and self._next and isinstance(given, Tensor) and given.grad_fn is not None:
             self._parts[given.grad_fn], self._next = self._next, 0.0
         return given
 
@@ -110,7 +119,7 @@ def without(losses: Sequence[float], penalties: Sequence[float], window: int) ->
     if (
         len(penalties) != len(losses)
         or not any(penalties)
-        or (still and max(still) - min(still) > ROUNDING * max(still))
+        or (still and max(still) - min(still) > ROUNDING * max(map(abs, still)))
     ):
         return list(losses)
     return [loss - penalty for loss, penalty in zip(losses, penalties, strict=True)]

@@ -1,4 +1,4 @@
-"""Treatments for steps of the wrong size: rates of groups, a limit of the gradient, and a loss that is summed."""
+"""Treatments for steps of the wrong size: rates of groups, limits of the gradient, a loss that is summed, and NaN."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.autograd_graph.loss_shape import factor_of, shape_of
 from gradflow_export.autograd_graph.nodes import Node, Op, below, kind_of, sources
-from gradflow_export.experiments.interventions import FullRate, GroupOption, Intervention, KeptGradients
+from gradflow_export.experiments.interventions import FullRate, GroupOption, Intervention, KeptGradients, weights
 from gradflow_export.experiments.mending.treatment import EXACT, TUNING, Treatment
 from gradflow_export.records.issues import IssueType
 
@@ -45,6 +45,26 @@ class KeptToOne(KeptGradients):
         nn.utils.clip_grad_norm_([weight for weight, _ in self._before], 1.0)
 
 
+class Clipped(Intervention):
+    """Scales the gradient of each step down to a norm of 1 where it is larger."""
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Scale it."""
+        dense = [weight for weight in weights(optimizer) if weight.grad is not None and not weight.grad.is_sparse]
+        self.acted |= bool(nn.utils.clip_grad_norm_(dense, 1.0) > 1.0)
+
+
+class FiniteGradients(Intervention):
+    """Takes 0 in the place of each entry of a gradient that is not finite."""
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Replace them."""
+        for weight in weights(optimizer):
+            if weight.grad is not None and not weight.grad.is_sparse and not bool(weight.grad.isfinite().all()):
+                weight.grad = weight.grad.nan_to_num(0.0, 0.0, 0.0)
+                self.acted = True
+
+
 class MeanLoss(Intervention):
     """Differentiates the mean of what a loss adds up."""
 
@@ -74,6 +94,16 @@ def terms(node: Node) -> float:
 
 
 LIMITS: tuple[Treatment, ...] = (
+    Treatment(
+        "zeros in place of NaN gradients",
+        EXACT,
+        FiniteGradients,
+        "gradients that are NaN or Inf where the loss is finite",
+        "norm = (x.square().sum(-1) + 1e-12).sqrt()  # sqrt(), log() and divisions have no finite derivative at 0",
+        (_T.NUMERICAL, _T.EXPLODING),
+        lambda facts: facts["broken"] > 0,
+        mistake=True,
+    ),
     Treatment(
         "clip gradients to norm 1 instead",
         EXACT,

@@ -6,10 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from gradflow_export.autograd_graph.loss_shape import SHAPES, factor_of
 from gradflow_export.autograd_graph.nodes import Op, below, kind_of
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.mending.losses import ENTROPIES, first
+from gradflow_export.experiments.model_edits import tensors
 
 SOFTMAXES = frozenset(("softmax", "log_softmax"))
 FLATTENED = frozenset(("view", "reshape"))
@@ -69,6 +72,38 @@ class ClassesLast(Intervention):
             return args, kwargs
         self.acted = True
         return (given.movedim(1, -1).contiguous(), *args[1:]), kwargs
+
+
+class Transposed(Intervention):
+    """Exchanges the first two dimensions where the script reshapes to do so, which mixes the samples of a batch."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts: set[int] = set()
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Take note of how many samples there are."""
+        self._counts = {len(each) for each in tensors([args, kwargs]) if each.dim()}
+        return super().called(module, args, kwargs)
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Transpose what is reshaped."""
+        if not mixes(name, args, self._counts):
+            return args, kwargs
+        self.acted = True
+        return (args[0].transpose(0, 1).contiguous(), *args[1:]), kwargs
+
+
+def mixes(name: str, args: tuple[Any, ...], counts: set[int]) -> bool:
+    """Return whether a reshape exchanges the sizes of the first two dimensions, one of which is that of a batch."""
+    if name not in FLATTENED or args[0].dim() < 2:
+        return False
+    first, second, *rest = args[0].shape
+    wanted = args[1] if len(args) == 2 else args[1:]
+    swapped = isinstance(wanted, (tuple, list)) and tuple(wanted) == (second, first, *rest)
+    return swapped and first != second and 1 not in {first, second} and not counts.isdisjoint({first, second})
 
 
 class NoClamp(Intervention):

@@ -32,6 +32,8 @@ class Treatment:
         evident: Whether these facts accuse what it mends, as a symptom would.
         of_loop: Whether what it mends lies in the script's own loop, so that it shows only where that is run.
         chosen: Whether these facts say that the script chose what it removes; then any other cure goes before it.
+        stands_in: Whether it puts something in the place of what only the author has: it confirms a cause where the
+            script then learns from its inputs, and is no fix.
         causes: Causes of findings of which it mends one; empty where it mends all that its issue types name.
     """
 
@@ -45,6 +47,7 @@ class Treatment:
     mistake: bool = False
     evident: Callable[[Mapping[str, Any]], bool] = lambda _facts: False
     of_loop: bool = False
+    stands_in: bool = False
     causes: frozenset[str] = frozenset()
     chosen: Callable[[Mapping[str, Any]], bool] = lambda _facts: False
 

@@ -1,0 +1,174 @@
+"""Changes to what a batch holds: other rows of the data, the inputs of the batch before, targets made of the inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from gradflow_export.experiments.interventions import Intervention
+from gradflow_export.experiments.mending.losses import ELEMENTWISE, LOSSES, argument, first
+from gradflow_export.experiments.model_edits import tensors
+
+INDEX = "__getitem__"
+PICKED = "gather"
+"""How a loss that is written by hand takes the scores of its targets."""
+TARGETED = frozenset((PICKED, *LOSSES, *ELEMENTWISE))
+"""What compares an answer with a target."""
+KINDS = 4
+"""Classes that a short training distinguishes, at most."""
+
+
+class OtherRows(Intervention):
+    """Takes other rows in each step where the script indexes a table by rows, and where it gets batches from a loader.
+
+    Tables of one length that are indexed alike are still indexed alike.
+
+    Args:
+        mixed: Whether the rows come from all over the table; else from a place that is drawn anew after each step, so
+            that what follows on each other still does.
+    """
+
+    stays = True
+
+    def __init__(self, *, mixed: bool) -> None:
+        super().__init__()
+        self._mixed = mixed
+        self._generator = torch.Generator().manual_seed(0)
+        self._orders: dict[int, Tensor] = {}
+        self._start, self._inside = 0.0, False
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Leave alone what a model indexes."""
+        self._inside = True
+        return super().called(module, args, kwargs)
+
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """The script goes on."""
+        self._inside = False
+        return super().left(module, output)
+
+    def after_step(self, optimizer: Any) -> None:
+        """Draw another place."""
+        del optimizer
+        self._start = float(torch.rand((), generator=self._generator))
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Change the rows."""
+        if name != INDEX or self._inside or args[0].requires_grad or not args[0].dim():
+            return args, kwargs
+        count = len(args[0])
+        rows = _rows(args[1], count)
+        if rows is None:
+            return args, kwargs
+        self.acted = True
+        if self._mixed:
+            order = self._orders.setdefault(count, torch.randperm(count, generator=self._generator))
+            return (args[0], order[rows.cpu()]), kwargs
+        return (args[0], (rows + int(self._start * count)) % count), kwargs
+
+    def batch(self, loader: object, given: Any) -> Any:
+        """Return a batch of samples that are drawn at random."""
+        if not isinstance(loader, DataLoader) or not loader.batch_size or isinstance(loader.dataset, IterableDataset):
+            return given
+        self.acted = True
+        drawn = torch.randint(len(loader.dataset), (loader.batch_size,), generator=self._generator)  # type: ignore[arg-type]
+        return loader.collate_fn([loader.dataset[at] for at in drawn.tolist()])
+
+
+def _rows(index: Any, count: int) -> Tensor | None:
+    """Return the rows that an index takes, where these are several, and at most half of the table."""
+    if isinstance(index, slice):
+        index = torch.tensor(range(*index.indices(count)))
+    several = isinstance(index, Tensor) and index.dtype is torch.int64 and index.dim() == 1
+    return index if several and 1 < len(index) <= count / 2 else None
+
+
+class EarlierInputs(Intervention):
+    """Calls a model with the inputs of its call before, to which targets belong that come one batch late."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: dict[int, tuple[Any, Any]] = {}
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Exchange them."""
+        if not torch.is_grad_enabled():
+            return args, kwargs
+        before, self._before[id(module)] = self._before.get(id(module)), (args, kwargs)
+        self.acted |= before is not None
+        return before or (args, kwargs)
+
+
+class ComputedTargets(Intervention):
+    """Gives a loss targets that follow from the inputs: each is a function of one number, in which samples differ most.
+
+    Classes are as frequent as each other; numbers have the mean and the spread that they had.
+    """
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inputs: Tensor | None = None
+        self._scales: dict[int, tuple[Tensor, Tensor]] = {}
+        self._unit: tuple[float, float] | None = None
+        self._inside = False
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Remember the inputs."""
+        self._inside = True
+        if torch.is_grad_enabled():
+            self._inputs = next(tensors([args, kwargs]), None)
+        return super().called(module, args, kwargs)
+
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """The script goes on: differences are losses from now on."""
+        self._inside = False
+        return super().left(module, output)
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Change the targets."""
+        if self._inputs is None or name not in (LOSSES if self._inside else TARGETED):
+            return args, kwargs
+        given, _ = first(args, kwargs)
+        target, put = argument(2, "index", args, kwargs) if name == PICKED else argument(1, "target", args, kwargs)
+        if given is None or target is None or target.requires_grad or not given.requires_grad or not target.dim():
+            return args, kwargs
+        if not len(target) or self._inputs.numel() % len(target):
+            return args, kwargs
+        self.acted = True
+        return put(self._computed(target, given))
+
+    def _computed(self, target: Tensor, given: Tensor) -> Tensor:
+        score = self._score(len(target)).reshape(-1, *(1 for _ in target.shape[1:])).expand(target.shape)
+        share = (1 + torch.erf(score / math.sqrt(2))) / 2
+        if not target.is_floating_point():
+            kinds = min(given.shape[1] if given.dim() > 1 else 2, KINDS)
+            return (share * kinds).to(target.dtype).clamp(0, kinds - 1)
+        if bool(((target == 0) | (target == 1)).all()):
+            return share.round().to(target)
+        if self._unit is None:
+            self._unit = float(target.mean()), float(target.std()) or 1.0
+        return (self._unit[0] + self._unit[1] * score).to(target)
+
+    def _score(self, count: int) -> Tensor:
+        """Return where each sample stands in the direction in which those of the first batch differ most."""
+        assert self._inputs is not None
+        rows = self._inputs.detach().reshape(count, -1)
+        if not rows.is_floating_point():
+            # Words are numbers without an order.
+            rows = torch.sin(rows.double() ** 2).mean(1, keepdim=True)
+        rows = rows.double()
+        if rows.shape[1] not in self._scales:
+            mean = rows.mean(0)
+            self._scales[rows.shape[1]] = mean, torch.linalg.svd(rows - mean, full_matrices=False).Vh[0]
+        mean, direction = self._scales[rows.shape[1]]
+        score = (rows - mean) @ direction
+        return (score - score.mean()) / score.std().clamp_min(1e-12)
