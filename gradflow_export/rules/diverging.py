@@ -177,7 +177,7 @@ class Diverging(Rule):
         left = int(low[-1]) + int(np.flatnonzero(windows[low[-1]] <= line)[-1]) + 1
         before, after = every[max(low[0], left - self.before) : left], every[left:]
         after = after[-max(min(len(after), len(before) // 2, self.before // 2), 1) :]
-        was, since = median(before), int(steps[min(left, len(steps) - 1)])
+        was, since = median(before[-2 * self.span :]), int(steps[min(left, len(steps) - 1)])
         learned, last, n = gained >= self.learned * start, int(steps[left - 1]), int(steps[-1]) - since
         least = was + self.part * gained if learned else self.factor * began
         apart = self.apart if after.min(initial=math.inf) > before.max() else self.sure
