@@ -113,7 +113,7 @@ class NotLearning(Check):
     level_of: int = 20
     soon: float = 3.0
     readings: int = 5
-    few: int = 3
+    few: int = 2
     heal: int = 15
 
     name: ClassVar[str] = "not-learning"
@@ -187,6 +187,7 @@ class NotLearning(Check):
                 self.level,
                 message,
                 _FIT_FIRST if whole else _WEIGH,
+                urgent=record.step >= 2 * self.patient,  # where few steps are read, patience would take as many again
                 follows_from=OTHERS,
             ),
         )
