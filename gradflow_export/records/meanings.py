@@ -149,8 +149,8 @@ REMEDIES: Mapping[str, str] = MappingProxyType({
         "warm-up if it happens again."
     ),
     "DIVERGING": (
-        "Lower the learning rate tenfold, and check the sign of the loss; continue from a checkpoint before the "
-        "rise."
+        "Check what changed at the step of the issue: the data, the learning rate, the weights; continue from a "
+        "checkpoint before it."
     ),
     "MEMORY_USAGE": "Use smaller batches with gradient accumulation, checkpointing, or lower precision.",
     "MEMORY_LEAK": (

@@ -160,16 +160,16 @@ class Diverging(Rule):
         return issue.cause != _APART and not median(recent) <= issue.threshold
 
     def _risen(self, history: History) -> tuple[Finding, ...]:
-        loss = history.run("loss")
-        steps, every = loss.all()
-        steps, every = steps[np.isfinite(every)], every[np.isfinite(every)]
-        if len(every) < self.begun + self.lasting or loss.low < 0 or not math.isfinite(loss.last):
+        loss, now = history.run("loss"), median(history.run("loss").values[-self.span :])
+        enough = loss.count >= self.begun + self.lasting and loss.low >= 0
+        if not enough or not self.times * loss.low < now < math.inf:  # nearly all runs end here
             return ()
-        half = self.span // 2
+        steps, every = loss.all()
+        every = np.where(np.isfinite(every), every, loss.high)
         windows = np.lib.stride_tricks.sliding_window_view(every, self.span)
-        levels = np.sort(windows, axis=1)[:, half]
-        start, best, now = min(median(every[:3]), loss.first), float(levels.min()), float(levels[-1])
-        if not (now > self.times * best and start > 0):  # nearly all runs end here
+        levels = np.sort(windows, axis=1)[:, self.span // 2]
+        start, best = min(median(every[:3]), loss.first), float(levels.min())
+        if not (now > self.times * best and start > 0):
             return ()
         gained, began = start - best, max(loss.first, float(every[: self.begun].max()))
         line = max(math.sqrt(best * now), best + self.part * gained / 2)
@@ -183,7 +183,7 @@ class Diverging(Rule):
         apart = self.apart if after.min(initial=math.inf) > before.max() else self.sure
         if (
             not now > max(least, self.times * was)
-            or n < max(self.lasting, np.diff(steps[low + half]).max(initial=0))
+            or n < max(self.lasting, np.diff(steps[low + self.span // 2]).max(initial=0))
             or fall(-np.concatenate((before, after)), len(before)) < apart
         ):
             return ()
@@ -254,16 +254,17 @@ class Diverging(Rule):
 
     def _flat(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Find losses that after hundreds of steps are where they began."""
+        if record.step < self.settle or history.run("loss").low <= 0:
+            return ()
         steps, every = history.run("loss").all()
         first, later = max(median(every[: self.begun]), history.run("loss").first), every[steps > record.step / 2]
-        if record.step < self.settle or len(later) < self.begun or not self.level * first < median(later):
-            return ()
-        learned = any(
+        flat = len(later) >= self.begun and self.level * first < median(later)
+        learned = flat and any(
             median(past(history, "loss.over_constant", site)[-3:]) < self.level
             or past(history, "target.uniform_share", site)[-1:].sum() > 0.5  # a batch of one kind, as of players
             for site in history.at_sites("loss.over_constant").sites
         )
-        if learned or history.run("loss").low <= 0 or fell(history) or still_falls(history) or settled(history):
+        if learned or not flat or fell(history) or still_falls(history) or settled(history):
             return ()
         now, above = median(later), lowest_median(later) > every[: self.begun].max()
         return (
@@ -330,8 +331,7 @@ def _leapt(history: History, begin: int, jump: float) -> float:
 
 def _share(history: History, since: int) -> float:
     """Return what the loss is at least against the best constant's since a step; NaN where that is not known."""
-    steps, every = history.run("loss").all()
-    level = constant_level(history)
+    (steps, every), level = history.run("loss").all(), constant_level(history)
     if level > 0:
         return lowest_median(every[steps >= since]) / level
     sites = history.at_sites("loss.over_constant").sites or (RUN_SITE,)

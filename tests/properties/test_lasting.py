@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gradflow_export.checks.not_learning import NotLearning
 from gradflow_export.records.evidence import Evidence
 from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.diverging import Diverging
@@ -78,3 +79,23 @@ def test_noise_alone_is_never_more_than_a_remark(seed, noise, slope):
     losses = CHANCE * np.exp(rng.normal(0.0, noise, STEPS) - slope * steps)
     for spacing in SPACINGS:
         assert all(issue.severity <= Severity.LOW for issue in judged(losses, spacing) if issue.cause != "never fell")
+
+
+def of_a_term(share, spacing):
+    """Judge one term of a loss whose other terms are unknown, read at the first steps and then at some."""
+    judge = Judge([NotLearning()], strict=True)
+    for step in range(1, STEPS):
+        if step > DENSE and step % spacing:
+            continue
+        term = {"over_constant": share(step) + 0.01 * math.sin(2.4 * step), "known": 0.0, "sense": 0.2 * math.sin(step)}
+        facts = (Evidence("loss", "decoder", step, term), Evidence("target", "decoder", step, {"dependence": 100.0}))
+        chosen = facts if step % 5 == 0 or step > DENSE else ()
+        judge.check(StepRecord(step, float(step), (Reading.run("loss", 1.0 / step),), evidence=chosen))
+    return [issue.severity for issue in judge.issues]
+
+
+@pytest.mark.parametrize("spacing", [5, 25, 50, 100, 200])
+def test_a_term_that_stays_at_a_constants_is_one_at_every_spacing(spacing):
+    """One that came down early is none, however few of the later readings there are, and however many early ones."""
+    assert of_a_term(lambda step: 1.0, spacing) == [Severity.MEDIUM]
+    assert of_a_term(lambda step: max(1.04 - step / 2000, 0.9), spacing) == []
