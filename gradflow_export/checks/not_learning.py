@@ -16,7 +16,6 @@ from gradflow_export.rules.evidence import (
     fell,
     fell_since,
     layers_of,
-    lowest_median,
     none_better,
     past,
     seen,
@@ -45,11 +44,12 @@ _WEIGH = (
 class NotLearning(Check):
     """Report runs that are no better than a constant prediction, if no other issue explains it.
 
-    After ``settle`` steps, the median of the last ``readings`` losses, less two of its standard errors, is at or above
-    ``level`` of that of the best constant prediction, and the loss did not fall beyond its own noise, neither over the
-    last two thirds of the run nor at their end. Over 100 steps, a fall by 0.8 standard deviations of that noise is
-    detected in about half of all cases, a fall by 1.2 in nine of ten. If the loss is above ``wild`` times that level,
-    as after a bad start or with dropout, it must not have fallen since the first step.
+    After ``settle`` steps, the median of the last ``readings`` losses is at or above ``level`` of that of the best
+    constant prediction, or all of those of the later half of the steps are, if they are fewer; and the loss did not
+    fall beyond its own noise, neither over the last two thirds of the run nor at their end. Over 100 steps, a fall by
+    0.8 standard deviations of that noise is detected in about half of all cases, a fall by 1.2 in nine of ten. If the
+    loss is above ``wild`` times that level, as after a bad start or with dropout, it must not have fallen since the
+    first step.
 
     Next to terms of the loss that are unknown or improve, a single term is judged from step ``patient`` on, if its
     targets are known to depend on the inputs and its predictions do not correlate with them; an example is the
@@ -158,7 +158,8 @@ class NotLearning(Check):
         known = all(seen(record, "loss.known", site) for site in sites)
         # Readings of the first half say little of now, however few there are since.
         lately = {site: past(history, "loss.over_constant", site, record.step / 2)[-self.readings :] for site in sites}
-        stuck = {s: median(v) for s, v in lately.items() if len(v) >= self.few and lowest_median(v) >= self.level}
+        sure = {s: median(v) if len(v) == self.readings else v.min() for s, v in lately.items() if len(v) >= self.few}
+        stuck = {s: median(lately[s]) for s, value in sure.items() if value >= self.level}
         shares = {s: v for s, v in stuck.items() if not self._excused(history, s)}
         worst = max(shares.values(), default=0.0)
         falls = solved(history) or still_falls(history) or (worst > self.wild and fell(history))
