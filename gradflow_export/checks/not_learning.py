@@ -219,7 +219,7 @@ class NotLearning(Check):
         # Beside terms whose weights may change, as those of two mixed targets, the best reading counts.
         share = median(lately) if seen(record, "loss.known", site) else float(lately.min())
         levels = np.lib.stride_tricks.sliding_window_view(past_losses, min(self.level_of, len(past_losses)))
-        best = float(np.median(levels, axis=1).min()) / constant_level(history)
+        best = float(np.median(levels, axis=1).min()) / np.fmin(constant_level(history), history.run("loss").first)
         if fit < self.open or 1.0 - share >= self.half * fit or 1.0 - best >= self.half * fit:
             return ()  # what was learned and is lost again is not left to learn
         # The losses of the later two thirds, of which there are many, or the readings of one term of several.

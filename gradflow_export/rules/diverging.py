@@ -183,7 +183,7 @@ class Diverging(Rule):
         apart = self.apart if after.min(initial=math.inf) > before.max() else self.sure
         if (
             not now > max(least, self.times * was)
-            or n < max(self.lasting, np.diff(steps[low + self.span // 2]).max(initial=0))
+            or n < max(self.lasting, np.diff(steps[low + self.span // 2])[np.diff(low) > 1].max(initial=0))
             or fall(-np.concatenate((before, after)), len(before)) < apart
         ):
             return ()
