@@ -16,7 +16,7 @@ from gradflow_export.rules.attention import AttentionCollapse, HeadRedundancy, R
 from gradflow_export.rules.base import Check, Rule
 from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBottleneck
 from gradflow_export.rules.diverging import Diverging
-from gradflow_export.rules.learning_rate import LearningRate, RateLeap, UnevenSteps
+from gradflow_export.rules.learning_rate import LearningRate, UnevenSteps
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
 from gradflow_export.rules.moments import EpsilonDominated, LongMomentum, OutdatedSecondMoment
 from gradflow_export.rules.numerical import Numerical
@@ -109,7 +109,6 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         Rotation(),
         Desync(),
         LearningRate(),
-        RateLeap(),
         UnevenSteps(),
         WeightDecay(),
         MemoryUsage(),

@@ -11,11 +11,11 @@ from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import (
+    OTHERS,
     constant_level,
     fell,
     fell_since,
     layers_of,
-    no_better,
     none_better,
     past,
     seen,
@@ -23,12 +23,6 @@ from gradflow_export.rules.evidence import (
 )
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import solved
-
-_OTHERS = tuple(
-    kind
-    for kind in IssueType
-    if kind not in {IssueType.NOT_LEARNING, IssueType.MEMORY_USAGE, IssueType.MEMORY_LEAK, IssueType.HEAD_REDUNDANCY}
-)
 
 _OPEN = "left to learn"
 _FIT_FIRST = (
@@ -51,10 +45,11 @@ class NotLearning(Check):
     """Report runs that are no better than a constant prediction, if no other issue explains it.
 
     After ``settle`` steps, the median of the last ``readings`` losses is at or above ``level`` of that of the best
-    constant prediction, and the loss did not fall beyond its own noise, neither over the last two thirds of the run nor
-    at their end. Over 100 steps, a fall by 0.8 standard deviations of that noise is detected in about half of all
-    cases, a fall by 1.2 in nine of ten. If the loss is above ``wild`` times that level, as after a bad start or with
-    dropout, it must not have fallen since the first step.
+    constant prediction, or all of those of the later half of the steps are, if they are fewer; and the loss did not
+    fall beyond its own noise, neither over the last two thirds of the run nor at their end. Over 100 steps, a fall by
+    0.8 standard deviations of that noise is detected in about half of all cases, a fall by 1.2 in nine of ten. If the
+    loss is above ``wild`` times that level, as after a bad start or with dropout, it must not have fallen since the
+    first step.
 
     Next to terms of the loss that are unknown or improve, a single term is judged from step ``patient`` on, if its
     targets are known to depend on the inputs and its predictions do not correlate with them; an example is the
@@ -101,7 +96,8 @@ class NotLearning(Check):
         hardly: Fraction of that below which the severity is MEDIUM.
         level_of: Number of losses whose median is the level of the run at some step.
         soon: Maximum number of further steps, as a multiple of the steps so far.
-        readings: Number of readings used.
+        readings: Number of readings used, of the later half of the steps.
+        few: Minimum number of these readings.
         heal: High, because a fall by chance over a few readings is not learning.
     """
 
@@ -117,6 +113,7 @@ class NotLearning(Check):
     level_of: int = 20
     soon: float = 3.0
     readings: int = 5
+    few: int = 2
     heal: int = 15
 
     name: ClassVar[str] = "not-learning"
@@ -150,7 +147,7 @@ class NotLearning(Check):
                     "look for a mean, sum or softmax over the batch dimension, x.mean(0), F.softmax(x, dim=0), and "
                     "for a layer whose output is all zeros or unused.",
                     cause="one answer",
-                    follows_from=_OTHERS,
+                    follows_from=OTHERS,
                 ),
             )
         sites = layers_of(record, "loss.over_constant") if record.step >= self.settle else ()
@@ -159,8 +156,11 @@ class NotLearning(Check):
             if left:
                 return left
         known = all(seen(record, "loss.known", site) for site in sites)
-        stuck = {site: no_better(history, site, self.level, self.readings) for site in sites}
-        shares = {s: v for s, v in stuck.items() if v is not None and not self._excused(history, s)}
+        # Readings of the first half say little of now, however few there are since.
+        lately = {site: past(history, "loss.over_constant", site, record.step / 2)[-self.readings :] for site in sites}
+        sure = {s: median(v) if len(v) == self.readings else v.min() for s, v in lately.items() if len(v) >= self.few}
+        stuck = {s: median(lately[s]) for s, value in sure.items() if value >= self.level}
+        shares = {s: v for s, v in stuck.items() if not self._excused(history, s)}
         worst = max(shares.values(), default=0.0)
         falls = solved(history) or still_falls(history) or (worst > self.wild and fell(history))
         whole = known and len(shares) == len(sites) and not falls
@@ -188,7 +188,8 @@ class NotLearning(Check):
                 self.level,
                 message,
                 _FIT_FIRST if whole else _WEIGH,
-                follows_from=_OTHERS,
+                urgent=record.step >= 2 * self.patient,  # where few steps are read, patience would take as many again
+                follows_from=OTHERS,
             ),
         )
 
@@ -218,7 +219,7 @@ class NotLearning(Check):
         # Beside terms whose weights may change, as those of two mixed targets, the best reading counts.
         share = median(lately) if seen(record, "loss.known", site) else float(lately.min())
         levels = np.lib.stride_tricks.sliding_window_view(past_losses, min(self.level_of, len(past_losses)))
-        best = float(np.median(levels, axis=1).min()) / constant_level(history)
+        best = float(np.median(levels, axis=1).min()) / np.fmin(constant_level(history), history.run("loss").first)
         if fit < self.open or 1.0 - share >= self.half * fit or 1.0 - best >= self.half * fit:
             return ()  # what was learned and is lost again is not left to learn
         # The losses of the later two thirds, of which there are many, or the readings of one term of several.
@@ -248,7 +249,7 @@ class NotLearning(Check):
                 cause=_OPEN,
                 origin=_OPEN,
                 urgent=True,  # based on many readings already
-                follows_from=_OTHERS,
+                follows_from=OTHERS,
             ),
         )
 

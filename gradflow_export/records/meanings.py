@@ -22,7 +22,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "BOTTLENECK": "one block passes on far less gradient or information than its neighbors",
     "STAGNATION": "trainable parameters do not change",
     "LOSS_SPIKE": "the loss jumps far above its recent range",
-    "DIVERGING": "the loss rose far above its initial values and stays there",
+    "DIVERGING": "the loss left a level it had reached, or rose above its initial values, and stays up",
     "MEMORY_USAGE": "memory is nearly used up",
     "MEMORY_LEAK": "memory use grows with every step",
     "ATTENTION_COLLAPSE": "every head of a layer attends almost entirely to one key, before anything was learned",
@@ -82,7 +82,7 @@ HARMS: Mapping[str, str] = MappingProxyType({
     ),
     "STAGNATION": "These parameters learn nothing, although they take memory and time.",
     "LOSS_SPIKE": "Part of what was learned is lost, and a larger spike can end the run.",
-    "DIVERGING": "The model becomes worse with each step, and more training does not help.",
+    "DIVERGING": "What was learned is lost, or the model becomes worse with each step.",
     "MEMORY_USAGE": "The next larger batch, or an evaluation, ends the process.",
     "MEMORY_LEAK": "The process runs out of memory sooner or later, often hours into training.",
     "ATTENTION_COLLAPSE": "The layer passes on one token and ignores all others, and its gradient is nearly 0.",
@@ -149,8 +149,8 @@ REMEDIES: Mapping[str, str] = MappingProxyType({
         "warm-up if it happens again."
     ),
     "DIVERGING": (
-        "Lower the learning rate tenfold, and check the sign of the loss; continue from a checkpoint before the "
-        "rise."
+        "Check what changed at the step of the issue: the data, the learning rate, the weights; continue from a "
+        "checkpoint before it."
     ),
     "MEMORY_USAGE": "Use smaller batches with gradient accumulation, checkpointing, or lower precision.",
     "MEMORY_LEAK": (

@@ -1,9 +1,11 @@
-"""A loss that rises far above where it began, or loses what it had gained: DIVERGING."""
+"""A loss that leaves a level it had reached, for longer than ever before, or rises above where it began: DIVERGING."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -11,8 +13,20 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import constant_level, falls_again, fell, none_better, past, supervised
+from gradflow_export.rules.evidence import (
+    OTHERS,
+    constant_level,
+    fall,
+    falls_again,
+    fell,
+    lowest_median,
+    none_better,
+    past,
+    still_falls,
+    supervised,
+)
 from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import settled
 
 _CAUSES = (
     IssueType.EXPLODING,
@@ -27,33 +41,66 @@ _CAUSES = (
 
 
 _LOST = "learning lost"
+_ABOVE = "above its first values"
 _APART = "loss falls as errors rise"
+_FLAT = "never fell"
+_RATE = "too large"
+_WATCHED: Mapping[str, str] = MappingProxyType(
+    {
+        "learning_rate": "the learning rate and its scheduler",
+        "input.rms": "the size of the inputs",
+        "input.std": "the spread of the inputs",
+        "target.rms": "the size of the targets",
+        "target.uniform_share": "the share of batches with one target",
+        "loss.samples": "the number of predictions in a batch",
+    }
+)
+"""What is compared before and after a rise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diverging(Rule):
-    """Report runs whose loss rose far above its initial values, or lost what was learned, and does not recover.
+    """Report losses that leave a level they had reached, or rise far above where they began, and stay there.
 
-    Above: all of the last ``lasting`` losses are above ``factor`` times the largest of the first ``begun``, and
-    they do not fall. If the loss of the best constant prediction is known, a loss of ``worse`` times that cannot be
-    explained by the data. If it is not known, the targets may have grown, as with a value function: the issue is then
-    more than a remark only if the updates are large relative to the weights (``large``), or the loss is ``far`` times
-    its initial values. Losses of several optimizers in turn, and losses that go below 0, are not comparable and not
-    judged.
+    Risen: the loss was about A up to some step and has been about B since, in between the lowest level and the last
+    one. B is at least ``times`` A, and takes back ``part`` of what had been gained; a loss that had gained less
+    than ``learned`` of its first values must be above ``factor`` times the largest of them. The losses since lie above
+    those at A beyond their own noise, for ``lasting`` steps and for longer than they ever were up there before: data
+    of several kinds that take turns are regular.
+
+    The rise is a remark (LOW) as long as harder data, a stronger regularization or a changed weight of a term may
+    explain it. It is more if it has lasted for ``away`` steps and half as long as it took to get there, does not fall,
+    and every loss whose targets and predictions are known is back near that of the best constant prediction
+    (``forgotten``): with merely harder data, part of what was learned remains, or the new data are learned. Above
+    ``factor`` times the first losses it is more if it is ``worse`` times that of the best constant prediction, which
+    data cannot explain. If that is not known, the targets may have grown, as with a value function, and the updates
+    must be large relative to the weights (``large``), or the loss ``far`` times its initial values. Losses of several
+    optimizers in turn, and losses that go below 0, are not comparable and not judged.
+
+    A rise that came with a learning rate of several times all earlier ones is LEARNING_RATE.
 
     Apart: the loss falls, while the prediction error in it rises to ``far_off`` times that of the best constant
     prediction, and to as many times its initial value. Targets that a model computes, such as those of a teacher, are
     not judged: the loss may not contain their error yet.
 
-    Lost: the level since some step is above the midpoint between the first losses and the best lasting ones, for
-    half as long as it took to get there; they do not fall; and every loss whose targets and predictions are known is
-    back near that of the best constant prediction. With merely harder data, part of what was learned remains, or the
-    new data are learned.
+    Flat: after ``settle`` steps the losses of the later half are where they began, nothing is known to have been
+    learned, and they do not fall beyond their noise. This is NOT_LEARNING, whatever the loss measures: a remark,
+    because a model may begin trained, or more if targets are data and the loss lies above all of its first values.
+
+    The number of steps between two readings only matters for how soon a rise is seen: levels are medians of readings,
+    durations are steps, and fewer readings must lie apart more clearly.
 
     Attributes:
-        factor: Minimum multiple of the largest of the first losses.
+        span: Number of losses whose median is the level at some step.
+        before: Number of losses at the level that was left.
         begun: Number of losses that count as the first.
-        lasting: Number of last losses that must all be above.
+        lasting: Minimum number of steps since the rise.
+        times: Minimum ratio of both levels.
+        part: Minimum fraction of what had been gained that is lost.
+        learned: Minimum fraction of the first losses that counts as gained.
+        factor: Minimum multiple of the largest of the first losses, for a loss that had gained nothing.
+        sure: Minimum z-score of the losses since the rise against those before.
+        apart: Minimum z-score if each of them lies above each of those before: few losses reach no more.
         worse: Minimum multiple of the loss of the best constant prediction.
         large: Minimum update-to-weight ratio of a large update.
         far_off: Minimum multiple of the error of the best constant prediction, and of the first error, while the loss
@@ -61,76 +108,124 @@ class Diverging(Rule):
         far: Multiple of the first losses that a change of the data cannot explain.
         forgotten: Minimum fraction of the loss of the best constant prediction at which most that was learned is lost.
         nothing: Minimum fraction at which nothing of it is left, and the severity is HIGH.
-        back: Fraction below which it has been learned again.
-        deviations: Minimum improvement, in robust standard deviations of the level of the best losses.
-        away: Minimum number of steps for which the loss is lost.
+        away: Minimum number of steps for which it is lost.
+        jump: Maximum fraction of a learning rate that the highest one before it was, for a leap.
+        settle: Number of steps without a verdict on losses that are where they began.
+        level: Fraction of the first losses below which a loss has fallen.
         patience: Low, because the rule itself looks at the last losses.
     """
 
-    factor: float = 3.0
+    span: int = 5
+    before: int = 60
     begun: int = 5
     lasting: int = 20
+    times: float = 1.5
+    part: float = 0.2
+    learned: float = 0.3
+    factor: float = 3.0
+    sure: float = 4.0
+    apart: float = 2.5
     worse: float = 2.0
     large: float = 1e-2
     far_off: float = 10.0
     far: float = 1e3
     forgotten: float = 0.7
     nothing: float = 0.9
-    back: float = 0.5
-    deviations: float = 6.0
     away: int = 100
+    jump: float = 0.35
+    settle: int = 250
+    level: float = 0.97
     patience: int = 2
 
     name: ClassVar[str] = "diverging"
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
-        "learning_rate",
         "loss.over_constant",
         "loss.known",
         "loss.supervised",
         "update.ratio",
+        *_WATCHED,
     )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the last losses against the first, and against the best."""
+        """Judge the last losses against the lowest and the first."""
         if record.get("optimizer.loss") is not None:
             return ()
-        return self._above(history) or self._lost(history) or self._apart(history)
+        return self._risen(history) or self._apart(history) or self._flat(record, history)
 
     def lasts(self, issue: Issue, history: History) -> bool:
-        """Return whether what was learned is still lost: one batch that is answered well is no end of it."""
-        return issue.cause == _LOST and self._forgot(history, self.back) is not None
+        """Return whether the loss is still nearer to its new level: one batch that is answered well is no end of it."""
+        recent = history.run("loss").values[-2 * self.span :]
+        return issue.cause != _APART and not median(recent) <= issue.threshold
 
-    def _above(self, history: History) -> tuple[Finding, ...]:
-        loss = history.run("loss")
-        recent = loss.values[-self.lasting :]
-        if loss.count < self.begun + self.lasting or loss.low <= 0 or not loss.last > self.factor * loss.first:
+    def _risen(self, history: History) -> tuple[Finding, ...]:
+        loss, now = history.run("loss"), median(history.run("loss").values[-self.span :])
+        enough = loss.count >= self.begun + self.lasting and loss.low >= 0
+        if not enough or not self.times * loss.low < now < math.inf:  # nearly all runs end here
             return ()
-        steps, every = loss.whole()
-        began = float(every[: self.begun].max())
-        now, before = median(recent[self.lasting // 2 :]), median(recent[: self.lasting // 2])
-        if not (float(recent.min()) > self.factor * began and now >= 0.8 * before and math.isfinite(now)):
+        steps, every = loss.all()
+        every = np.where(np.isfinite(every), every, loss.high)
+        windows = np.lib.stride_tricks.sliding_window_view(every, self.span)
+        levels = np.sort(windows, axis=1)[:, self.span // 2]
+        start, best = min(median(every[:3]), loss.first), float(levels.min())
+        if not (now > self.times * best and start > 0):
             return ()
-        above = np.flatnonzero(every <= self.factor * began)
-        since = int(steps[min(int(above[-1]) + 1, len(steps) - 1)])
-        rate = history.run("learning_rate")
-        lower = f" from {number(rate.last)} to {number(rate.last / 10)}" if rate.count else ""
-        return (
-            Finding(
-                IssueType.DIVERGING,
-                self._severity(history, now / began),
-                ("",),
-                now / began,
-                self.factor,
-                f"the loss rose from {number(began)} to {number(now)} and stays there: each of the last "
-                f"{self.lasting} losses is above {number(self.factor)} times the first ones.",
-                f"lower the learning rate{lower}; if that does not help, check the sign of each term of the loss, "
-                "and look for growing weights: weight_decay must not be negative.",
-                since=since,
-                follows_from=_CAUSES,
-            ),
+        gained, began = start - best, max(loss.first, float(every[: self.begun].max()))
+        line = max(math.sqrt(best * now), best + self.part * gained / 2)
+        low = np.flatnonzero(levels <= line)
+        left = int(low[-1]) + int(np.flatnonzero(windows[low[-1]] <= line)[-1]) + 1
+        before, after = every[max(low[0], left - self.before) : left], every[left:]
+        after = after[-max(min(len(after), len(before) // 2, self.before // 2), 1) :]
+        was, since = median(before[-2 * self.span :]), int(steps[min(left, len(steps) - 1)])
+        learned, last, n = gained >= self.learned * start, int(steps[left - 1]), int(steps[-1]) - since
+        least = was + self.part * gained if learned else self.factor * began
+        apart = self.apart if after.min(initial=math.inf) > before.max() else self.sure
+        if (
+            not now > max(least, self.times * was)
+            or n < max(self.lasting, np.diff(steps[low + self.span // 2])[np.diff(low) > 1].max(initial=0))
+            or fall(-np.concatenate((before, after)), len(before)) < apart
+        ):
+            return ()
+        over = now / constant_level(history)
+        rate, old = history.run("learning_rate"), _leapt(history, int(steps[left - len(before)]), self.jump)
+        known = f", {number(over)} times that of the best constant prediction" if over > 0 else ""
+        lost = f"{number(100 * min((now - was) / gained, 1.0))} % of what was learned is lost" if learned else _ABOVE
+        message = (
+            f"the loss was about {number(was)} up to step {last}, and since step {since} it has been about "
+            f"{number(now)} ({n} steps){known}"
         )
+        lower = f"lower the learning rate from {number(rate.last)} to {number(rate.last / 10)}; " if rate.count else ""
+        finding = Finding(
+            IssueType.DIVERGING,
+            self._severity(history, since, now / began),
+            ("",),
+            now,
+            (was + now) / 2,
+            f"{message}: {lost}.",
+            f"check what changed between steps {last} and {since}: {_changed(history, since)}"
+            if learned
+            else f"{lower}if that does not help, check the sign of each term of the loss, and look for growing "
+            "weights: weight_decay must not be negative.",
+            since=since,
+            cause=_LOST,
+            urgent=True,  # based on many readings already
+            follows_from=_CAUSES,
+            origin=_LOST if learned else _ABOVE,
+        )
+        if old > 0:
+            finding = replace(
+                finding,
+                issue_type=IssueType.LEARNING_RATE,
+                severity=Severity.HIGH if now > 2 * was else Severity.MEDIUM,
+                message=f"the learning rate rose from {number(old)} to {number(rate.last)}, and {message}.",
+                advice=f"keep the learning rate at {number(old)} or below; a decaying schedule multiplies it by a "
+                "factor below 1: StepLR(optimizer, step_size, gamma=0.1), lr * 0.1 ** (epoch // 30).",
+                cause=_RATE,
+                follows_from=(),
+                origin=_RATE,
+            )
+        return (finding,)
 
     def _apart(self, history: History) -> tuple[Finding, ...]:
         """Find losses that fall although the error of the answers in them rises."""
@@ -157,73 +252,87 @@ class Diverging(Rule):
             ),
         )
 
-    def _lost(self, history: History) -> tuple[Finding, ...]:
-        loss = history.run("loss")
-        # Nearly all runs end here.
-        if loss.count < self.begun + self.lasting or loss.low < 0 or not 2 * loss.last > loss.first + loss.low:
+    def _flat(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Find losses that after hundreds of steps are where they began."""
+        if record.step < self.settle or history.run("loss").low <= 0:
             return ()
-        share = self._forgot(history, self.forgotten)
-        steps, every = loss.whole()
-        if share is None or len(every) < self.begun + self.lasting or not np.isfinite(every).all():
+        steps, every = history.run("loss").all()
+        first, later = max(median(every[: self.begun]), history.run("loss").first), every[steps > record.step / 2]
+        flat = len(later) >= self.begun and self.level * first < median(later)
+        learned = flat and any(
+            median(past(history, "loss.over_constant", site)[-3:]) < self.level
+            or past(history, "target.uniform_share", site)[-1:].sum() > 0.5  # a batch of one kind, as of players
+            for site in history.at_sites("loss.over_constant").sites
+        )
+        if learned or not flat or fell(history) or still_falls(history) or settled(history):
             return ()
-        span = self.lasting // 2
-        windows = np.lib.stride_tricks.sliding_window_view(every, span)
-        levels = np.sort(windows, axis=1)[:, (span - 1) // 2 : span // 2 + 1].mean(axis=1)  # medians
-        place, start = int(np.argmin(levels)), min(median(every[:3]), loss.first)
-        best = float(levels[place])
-        middle, noise = (start + best) / 2, 1.4826 * median(np.abs(windows[place] - best))
-        last = int(np.flatnonzero(levels <= middle)[-1:].sum())  # a lucky batch later on is no level
-        left = last + int(np.flatnonzero(windows[last] <= middle)[-1:].sum()) + 1
-        away, since = every[left:], int(steps[min(left, len(steps) - 1)])
-        if start - best < max(self.deviations * noise / math.sqrt(span), 0.3 * start) or len(away) < 3:
-            return ()
-        if steps[-1] - since < max(self.away, since / 2) or falls_again(history, since):
-            return ()
-        now = median(loss.values[loss.steps >= since][-self.lasting // 2 :])
+        now, above = median(later), lowest_median(later) > every[: self.begun].max()
         return (
             Finding(
-                IssueType.DIVERGING,
-                Severity.HIGH if share >= self.nothing else Severity.MEDIUM,
+                IssueType.NOT_LEARNING,
+                Severity.MEDIUM if above and supervised(history) else Severity.LOW,
                 ("",),
-                share,
-                self.forgotten,
-                f"the loss had fallen from {number(start)} to {number(best)}, and since step {since} it is "
-                f"{number(now)}, {number(share)} times that of the best constant prediction: what was learned is "
-                "lost.",
-                f"check what changed between steps {int(steps[left - 1])} and {since}: the pairing of inputs and "
-                f"targets (order, shard, class indices), {self._rate(history, since)}train or eval mode, a loaded "
-                "checkpoint; restore the weights from before.",
-                since=since,
-                cause=_LOST,
-                urgent=True,
-                follows_from=_CAUSES,
-                origin=_LOST,
+                now,
+                self.level * first,
+                f"After {record.step} steps the loss is {number(now)}, and it began at {number(first)}: it has not "
+                "fallen beyond its own noise.",
+                "overfit a single batch first: if its loss does not reach 0, the graph, the learning rate or the scale "
+                "of the loss (a temperature, a mean over classes) is at fault, otherwise dropout or the data.",
+                cause=_FLAT,
+                origin=_FLAT,
+                follows_from=OTHERS,
             ),
         )
 
-    def _forgot(self, history: History, least: float) -> float | None:
-        """Return the least loss against the best constant, where every one is at ``least`` or above; else ``None``."""
-        known = history.at_sites("loss.known")
-        if not supervised(history) or not bool((known.values[known.present] > 0).all()):
-            return None
-        level = median(history.run("loss").values[-10:]) / constant_level(history)
-        return none_better(history, least, 1 if level >= least else 2)  # one batch may be an odd one
-
-    def _rate(self, history: History, since: int) -> str:
-        """Return what to say of a learning rate that changed while the loss was lost, with a comma."""
-        steps, rates = history.run("learning_rate").whole()
-        before = rates[steps < since][-1:].tolist()
-        if not before or 0.8 * before[0] <= rates[-1] <= 1.25 * before[0]:
-            return ""
-        return f"the learning rate and its scheduler ({number(before[0])} before, {number(float(rates[-1]))} now), "
-
-    def _severity(self, history: History, times: float) -> Severity:
-        sites = {*history.at_sites("loss.over_constant").sites, RUN_SITE}
-        shares = [past(history, "loss.over_constant", site)[-3:] for site in sites]
-        known = [median(values) for values in shares if len(values)]
-        if known:
-            return Severity.HIGH if min(known) >= self.worse else Severity.LOW
+    def _severity(self, history: History, since: int, times: float) -> Severity:
+        share, known = _share(history, since), history.at_sites("loss.known")
+        whole = supervised(history) and bool((known.values[known.present] > 0).all())
+        long = history.run("loss").steps[-1] - since >= max(self.away, since / 2)
+        if whole and long and share >= self.forgotten and not falls_again(history, since):
+            return Severity.HIGH if share >= self.nothing else Severity.MEDIUM
+        if times < self.factor:
+            return Severity.LOW
+        if none_better(history, 0.0, 1) is not None:
+            return Severity.HIGH if share >= self.worse else Severity.LOW
         ratios = history.run("update.ratio").values[-5:]
-        if times >= self.far or (len(ratios) > 0 and median(ratios) >= self.large):
-            return Severity.MEDIUM
-        return Severity.LOW
+        large = len(ratios) > 0 and median(ratios) >= self.large
+        return Severity.MEDIUM if times >= self.far or large else Severity.LOW
+
+
+def _changed(history: History, since: int) -> str:
+    """Return what else was read to change at a step, or what to look for if nothing was."""
+    found = []
+    for metric, what in _WATCHED.items():
+        run, sites = history.run(metric), history.at_sites(metric)
+        steps, values = run.all() if run.count else (sites.steps, sites.values[:, :1].ravel())
+        old, new = values[steps < since][-1:].tolist(), values[steps >= since][-1:].tolist()
+        if old and new and not 0.8 * old[0] <= new[0] <= 1.25 * old[0]:
+            found.append(f"{what} ({number(old[0])} before, {number(new[0])} now)")
+    seen = f"{', '.join(found)}; also " if found else ""
+    return (
+        f"{seen}the pairing of inputs and targets (order, shard, class indices), units, train or eval mode, "
+        "weights copied into the model (a checkpoint, a moving average); restore the weights from before."
+    )
+
+
+def _leapt(history: History, begin: int, jump: float) -> float:
+    """Return the highest learning rate before it rose to several times that since a step; 0 where it did not.
+
+    In a warm-up, over which the losses of a value function grow, the rise takes longer than what came before.
+    """
+    steps, rates = history.run("learning_rate").all()
+    lower = np.flatnonzero(rates <= jump * rates[-1:])
+    start = int(lower[-1]) if len(lower) else 0
+    if not len(lower) or steps[start] < begin or rates[: start + 1].max() > jump * rates[-1]:
+        return 0.0
+    warm = steps[-1] > 2 * steps[start] and rates[-1] > 1.1 * rates[start + 1]
+    return 0.0 if warm else float(rates[: start + 1].max())
+
+
+def _share(history: History, since: int) -> float:
+    """Return what the loss is at least against the best constant's since a step; NaN where that is not known."""
+    (steps, every), level = history.run("loss").all(), constant_level(history)
+    if level > 0:
+        return lowest_median(every[steps >= since]) / level
+    sites = history.at_sites("loss.over_constant").sites or (RUN_SITE,)
+    return float(np.min([lowest_median(past(history, "loss.over_constant", site, since)) for site in sites]))

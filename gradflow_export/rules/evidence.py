@@ -9,20 +9,34 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.records.statistics import median
-from gradflow_export.records.step_record import RUN_SITE, BoolArray, Reading, StepRecord
+from gradflow_export.records.step_record import RUN_SITE, BoolArray, IssueType, Reading, StepRecord
 from gradflow_export.rules.history import History
 
 Floats = npt.NDArray[np.float64]
 
+OTHERS = tuple(
+    kind
+    for kind in IssueType
+    if kind not in {IssueType.NOT_LEARNING, IssueType.MEMORY_USAGE, IssueType.MEMORY_LEAK, IssueType.HEAD_REDUNDANCY}
+)
+"""What explains that nothing is learned."""
 
-def past(history: History, metric: str, site: str) -> Floats:
-    """Return the recent values of a metric at one site, oldest first; those that are not finite are left out."""
-    series = history.at_sites(metric)
+
+def past(history: History, metric: str, site: str, since: float = 0.0) -> Floats:
+    """Return the recent values of a metric at one site, oldest first; those that are not finite are left out.
+
+    Args:
+        history: Holds the metric.
+        metric: Its name.
+        site: Where it was read.
+        since: First step whose value counts.
+    """
+    series, run = history.at_sites(metric), history.run(metric)
     if site not in series.sites:
         # A model whose last layer is the model itself has the site of the run.
-        return np.asarray(history.run(metric).values, dtype=np.float64) if site == RUN_SITE else np.zeros(0)
+        return np.asarray(run.values[run.steps >= since], dtype=np.float64) if site == RUN_SITE else np.zeros(0)
     column = series.sites.index(site)
-    values = series.values[series.present[:, column], column].astype(np.float64)
+    values = series.values[series.present[:, column] & (series.steps >= since), column].astype(np.float64)
     return np.asarray(values[np.isfinite(values)])
 
 
@@ -162,6 +176,25 @@ def constant_level(history: History, alike: float = 1.2) -> float:
     shares = zip(series.steps.tolist(), series.values[:, 0].tolist(), strict=True)
     levels = [losses[step] / share for step, share in shares if share > 0 and step in losses][-5:]
     return median(np.array(levels)) if len(levels) > 1 and 0 < max(levels) <= alike * min(levels) else math.nan
+
+
+def lowest_median(values: Floats) -> float:
+    """Return what the median of a distribution is at least, from a sample: the fewer values, the farther below theirs.
+
+    Args:
+        values: Shape: ``[n]``.
+
+    Returns:
+        The median minus two of its standard errors, from the median absolute deviation; the least of one or two values,
+        and NaN for none.
+
+    >>> round(lowest_median(np.arange(101.0)), 1), round(lowest_median(np.arange(48.0, 53.0)), 1)
+    (40.8, 48.3)
+    """
+    if len(values) < 3:
+        return float(values.min()) if len(values) else math.nan
+    typical = median(values)
+    return typical - 2.0 * 1.2533 * 1.4826 * median(np.abs(values - typical)) / math.sqrt(len(values))
 
 
 def supervised(history: History) -> bool:

@@ -101,7 +101,7 @@ class Judge:
             record: The next record; steps rise. Records of a validation phase are left alone.
 
         Returns:
-            Issues that opened (``healed_step`` is None) and issues that healed at this step.
+            Issues that opened or became worse (``healed_step`` is None) and issues that healed at this step.
         """
         if record.phase.lower() in NOT_TRAINING:
             return ()
@@ -152,7 +152,7 @@ class Judge:
         return []
 
     def _settle(self, index: int, rule: Rule, step: int, findings: tuple[Finding, ...]) -> list[int]:
-        """Return the numbers of the issues that opened or healed."""
+        """Return the numbers of the issues that opened, became worse or healed."""
         watches = self._watches[index]
         seen: dict[_Key, Finding] = {}
         for finding in findings:
@@ -168,10 +168,7 @@ class Judge:
         for key in watches.keys() - seen.keys():
             watches[key].positives, watches[key].negatives = 0, watches[key].negatives + 1
         events = self._heal(index, rule, step)
-        for finding in findings:
-            event = self._raise_issue(index, rule, step, finding)
-            if event is not None:
-                events.append(event)
+        events += filter(None, [self._raise_issue(index, rule, step, finding) for finding in findings])
         return events
 
     def _heal(self, index: int, rule: Rule, step: int, refuted: bool = False) -> list[int]:
@@ -191,11 +188,10 @@ class Judge:
     def _raise_issue(self, index: int, rule: Rule, step: int, finding: Finding) -> int | None:
         watches = self._watches[index]
         keys = _keys(rule, finding)
-        if self._explained(rule, step, finding):
-            return None
         mine = next((item for item in self._open if item.rule == index and not item.keys.isdisjoint(keys)), None)
-        if mine is not None:
-            self._grow(mine, finding)
+        grown = None if mine is None else self._grow(mine, finding)
+        if grown is not None or self._explained(rule, step, finding):
+            return grown
         free = [key for key in keys if watches[key].barred_until < step and not self._covered(rule, key)]
         if not any(finding.urgent or watches[key].positives >= rule.patience for key in free):
             return None
@@ -219,13 +215,15 @@ class Judge:
             self._quiet.add(self._count)
         return self._count
 
-    def _grow(self, item: _Open, finding: Finding) -> None:
-        """Keep an open issue's worst state; its key (type, layer, step) never changes."""
+    def _grow(self, item: _Open, finding: Finding) -> int | None:
+        """Keep an open issue's worst state, and return its number if it is worse; its key never changes."""
         issue = self._issues[item.number]
-        if finding.severity > issue.severity:
-            self._issues[item.number] = replace(
-                issue, severity=finding.severity, value=finding.value, message=finding.message, advice=finding.advice
-            )
+        if finding.severity <= issue.severity:
+            return None
+        self._issues[item.number] = replace(
+            issue, severity=finding.severity, value=finding.value, message=finding.message, advice=finding.advice
+        )
+        return item.number
 
     def _covered(self, rule: Rule, key: _Key) -> bool:
         """Whether an open issue already reports this: the same type, and the same layer where layers count."""

@@ -238,61 +238,6 @@ class LearningRate(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RateLeap(Rule):
-    """Report learning rates that rise to several times all earlier ones, with losses that lie higher since.
-
-    The losses since the last step at ``jump`` of the rate are compared with those before, so a rate that grows with
-    each step is judged as well; a warm-up, over which the losses of a value function grow, takes longer than what came
-    before. Either the last few losses lie above all recent ones, and are twice as high; or, ``later`` steps and more
-    after the rise, the losses since, without the first of many, lie above those just before it, beyond their noise.
-
-    Attributes:
-        jump: Highest earlier learning rate, as a fraction of the last one.
-        later: Number of losses since the rise of which the first third is left out.
-        higher: Minimum ratio of their medians.
-        sure: Minimum z-score.
-    """
-
-    jump: float = 0.35
-    later: int = 16
-    higher: float = 1.25
-    sure: float = 3.0
-
-    name: ClassVar[str] = "rate-leap"
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate")
-
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the losses before and after the last rise."""
-        rate, loss = history.run("learning_rate"), history.run("loss")
-        if not rate.low <= self.jump * rate.last or loss.low <= 0:  # nearly all runs end here
-            return ()
-        steps, rates = rate.all()
-        lower = np.flatnonzero(rates <= self.jump * rate.last)
-        start = int(lower[-1]) + 1 if len(lower) else 0
-        if not AGAIN <= start <= len(rates) - AGAIN:
-            return ()
-        since, old = int(steps[start]), float(rates[:start].max())
-        before, after = loss.values[loss.steps <= since], loss.values[loss.steps > since]
-        warm = record.step > 2 * since and rate.last > 1.1 * float(rates[start])
-        if warm or old > self.jump * rate.last or min(len(after), len(before) / 5) < AGAIN:
-            return ()
-        sudden, late = after[-AGAIN:], after[len(after) // 3 if len(after) >= self.later else 0 :]
-        recent = before[-2 * len(late) :]
-        level, now = median(recent), median(sudden)
-        leapt = float(sudden.min()) > float(before[-2 * self.later :].max()) and now > 2.0 * level
-        lasts = loss.steps[-1] >= since + 2 * self.later and median(late) > self.higher * level
-        if not (leapt or (lasts and fall(-np.concatenate((recent, late)), len(recent)) >= self.sure)):
-            return ()
-        message = (
-            f"the learning rate rose from {number(old)} to {number(rate.last)} at step {since}, and the losses since "
-            f"lie above those before: {number(now)}, after {number(level)}."
-        )
-        severity = Severity.HIGH if leapt else Severity.MEDIUM
-        return (_rate_finding(severity, rate.last / old, 1 / self.jump, message, _stay(old), "too large", since, True),)
-
-
-@dataclass(frozen=True, kw_only=True)
 class UnevenSteps(Rule):
     """Report trained layers that keep their initial weights while others change a thousand times as fast.
 
@@ -368,14 +313,6 @@ def _limit(left: float, whole: float) -> str:
     return (
         f"raise the limit of clipping, which reduces a gradient norm of {number(whole)} to {number(left)}: "
         "clip_grad_norm_(model.parameters(), 1.0) is usual; then, if necessary, raise the learning rate."
-    )
-
-
-def _stay(old: float) -> str:
-    """Return what to do about a rate that rose from one that was good."""
-    return (
-        f"keep the learning rate at {number(old)} or below; a decaying schedule multiplies it by a factor below 1: "
-        "StepLR(optimizer, step_size, gamma=0.1), lr * 0.1 ** (epoch // 30)."
     )
 
 

@@ -48,5 +48,5 @@ def test_learning_that_is_lost_late_is_told_with_its_step_in_noise(change, seed)
 )
 @pytest.mark.parametrize("seed", range(4))
 def test_noisy_losses_and_harder_data_are_no_loss_of_learning(change, seed):
-    """Noise alone, noisier data, and data that are learned anew."""
-    assert relapses(change, seed) == []
+    """Noise alone, noisier data, and data that are learned anew: at most a remark, that is over once they are."""
+    assert all(issue.severity <= Severity.LOW for issue in relapses(change, seed))
