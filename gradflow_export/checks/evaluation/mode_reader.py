@@ -113,7 +113,11 @@ class ModeInstrument(Instrument):
         """Give out what was seen since the last step; nothing where every pass ran in the mode it should."""
         model = self._model()
         quiet = acting(model, training=True) if self._quiet and model is not None else ()
+        begins = model.named_modules() if model is not None and self._training and not self._trained else ()
         found = {
+            "mode.training_dropout": {
+                site_name(name): m.p for name, m in begins if isinstance(m, torch_private.Dropout) and m.p > 0.5
+            },
             "mode.evaluation_dropout": self._dropout,
             "mode.evaluation_noise": self._noise,
             "mode.evaluation_training": dict.fromkeys(quiet, float(self._quiet)),
