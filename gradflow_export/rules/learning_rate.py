@@ -172,7 +172,7 @@ class LearningRate(Rule):
         found = _rate_finding(
             Severity.MEDIUM, ratio, self.timid, message, self._longer(record, history), "too small", since, agree > 0
         )
-        yield from [replace(found, follows_from=_FLAT)] if why else ()
+        yield from [replace(found, follows_from=(*_FLAT, IssueType.BAD_INIT))] if why else ()
 
     def _too_many(self, history: History, first: float, now: float) -> str:
         """Return how many steps a tenth less loss would take where these are far too many, else nothing."""
