@@ -50,7 +50,8 @@ class LearningRate(Rule):
         gain: Minimum initial gain of the layers that are judged.
         steps: Minimum number of steps needed for a tenth less loss.
         travel: Maximum movement of the weights if all steps lead one way, as a fraction of their norm.
-        timid: Update-to-weight ratio below which updates are too small if gradients agree a little.
+        timid: Update-to-weight ratio below which updates are too small if gradients agree a little; at five times that
+            and above, what is reported is a remark.
         agree: Minimum mean cosine of gradients that counts as agreement.
         ahead: Minimum ratio of that cosine to the movement of the weights over the whole run.
         halfway: Minimum fraction of the first loss while gradients keep one direction.
@@ -168,10 +169,11 @@ class LearningRate(Rule):
             f"a step changes the weights by {number(100 * ratio)} % of their norm, {why}; after {record.step} steps "
             f"the loss went from {number(first)} to {number(now)}."
         )
-        # What agreement is judged by are many gradients already.
+        # A plateau that plain gradient descent leaves late may look like agreement, at steps of a usual size.
         found = _rate_finding(
-            Severity.MEDIUM, ratio, self.timid, message, self._longer(record, history), "too small", since, agree > 0
-        )
+            Severity.MEDIUM if ratio < 5 * self.timid else Severity.LOW, ratio, self.timid, message,
+            self._longer(record, history), "too small", since, agree > 0,
+        )  # fmt: skip
         yield from [replace(found, follows_from=(*_FLAT, IssueType.BAD_INIT))] if why else ()
 
     def _too_many(self, history: History, first: float, now: float) -> str:

@@ -166,11 +166,11 @@ class DrownedByDropout(Check):
     noise: float = 8.9
     settle: int = 150
     halfway: float = 0.5
-    heal: int = 30
+    heal: int = 4
 
     name: ClassVar[str] = "drowned-by-dropout"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    needs: ClassVar[tuple[str, ...]] = ("update.ratio",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", _DROPPED)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
