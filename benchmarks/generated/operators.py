@@ -139,6 +139,13 @@ def clipped_hard(p: Parts) -> bool:
     return p.recipe.optimizer in {"SGD", "momentum"}
 
 
+@operator("LEARNING_RATE NOT_TRAINING NOT_LEARNING", degree=True)
+def clipped_low(p: Parts) -> bool:
+    """Gradients are clipped to a norm of 0.005, where 5 was meant."""
+    p.clip = 0.005
+    return p.recipe.optimizer in {"SGD", "momentum"}
+
+
 @operator("LEARNING_RATE UNSTABLE", degree=True)
 def momentum_999(p: Parts) -> bool:
     """Momentum is 0.999."""
@@ -158,6 +165,13 @@ def decay_strong(p: Parts) -> bool:
     """Weight decay pulls everything to 0."""
     p.decay = 10.0 if p.recipe.optimizer == "AdamW" else 0.5
     return True
+
+
+@operator("LEARNING_RATE NOT_LEARNING", degree=True)
+def decay_added(p: Parts) -> bool:
+    """A weight decay that was meant to be decoupled is added to the gradient of an adaptive optimizer."""
+    p.decay = 0.3
+    return p.recipe.optimizer not in {"AdamW", "SGD", "momentum"}
 
 
 @operator("UNSTABLE EXPLODING LEARNING_RATE DIVERGING", degree=True)

@@ -191,7 +191,8 @@ class Paths:
             return {}
         seen = [window.statistics for window in self._windows if window.statistics is not None]
         most = max(seen, key=lambda s: s.winding * s.plane * max(-s.work, 0.0))
-        out = {METRICS[name]: {RUN_SITE: value} for name, value in asdict(most).items() if np.isfinite(value)}
+        values = asdict(most) | {"coherence": seen[-1].coherence}  # how long gradients agree shows in the longest
+        out = {METRICS[name]: {RUN_SITE: value} for name, value in values.items() if np.isfinite(value)}
         return {**out, RADIUS: dict(zip(sorted(self._latest), self._windows[0].radii, strict=True))}
 
 

@@ -18,7 +18,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.members import member_parameters
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
-from gradflow_export.hooks.readings import Drained, Pending
+from gradflow_export.hooks.readings import Clue, Drained, Pending
 from gradflow_export.instruments.base import Cost, Instrument, Setting
 from gradflow_export.instruments.change_check import Checksums
 from gradflow_export.metrics.arrays.change import Kept, Values, joined
@@ -282,6 +282,10 @@ class UpdateInstrument(Instrument):
             rates = torch.stack([torch.as_tensor(rate, dtype=torch.float64) for rate in known])
             values = rates[torch.from_numpy(owned.groups).to(rates.device)]
         self._out.append(Pending("parameter.learning_rate", owned.sites, values, owned.where, nan_is_missing=True))
+        added = [not g.get("decoupled_weight_decay") and g.get("weight_decay") for g in step.optimizer.param_groups]
+        if any(isinstance(decay, (int, float)) and decay > 0 for decay in added):
+            decays = np.array([decay if isinstance(decay, (int, float)) else 0.0 for decay in added], dtype=np.float64)
+            self._out.append(Clue("parameter.added_decay", owned.sites, decays[owned.groups], owned.where))
 
     def _describe(self, sites: tuple[str, ...]) -> None:
         model = self._model()

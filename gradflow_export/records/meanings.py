@@ -37,7 +37,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
         "the state of a recurrent layer multiplies a gradient by more than ten over the sequence"
     ),
     "ROTATION": "limit cycle: parameters orbit instead of converging, as with adversarial losses (GAN)",
-    "OPTIMIZER_STATE": "`eps` dominates the denominator of Adam, or the second moment is far out of date",
+    "OPTIMIZER_STATE": "`eps` dominates the denominator of Adam, or momentum covers more steps than the second moment",
     "DESYNC": (
         "the ranks of a distributed run no longer hold the same weights, or copies within the model that "
         "should be equal are not"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -13,7 +14,7 @@ from gradflow_export.records.step_record import Issue, IssueType, Severity, Step
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import fall, fell, none_better
 from gradflow_export.rules.history import History
-from gradflow_export.rules.sampled import first_step, margin, margins, steps_of_layers
+from gradflow_export.rules.sampled import agreement, first_step, margin, margins, steps_of_layers
 from gradflow_export.rules.signals import AGAIN, converged, stuck, warms_up
 
 _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
@@ -26,11 +27,17 @@ _A_LIMIT = 0.05
 class LearningRate(Rule):
     """Report learning rates at which the loss cannot fall: too large, too small, or decayed to nothing.
 
-    Too large: single updates change a large part of the weights, and afterwards the loss is no lower than at first. Too
-    small: even along the gradient, a tenth less loss would take ``steps`` steps, where ``L / (||g|| ||update||)`` is
-    the number of steps to zero loss along the tangent; or updates are below ``timid`` of the weights, at a loss no
-    better than a constant's, although consecutive gradients agree. In both cases the loss has not fallen, or hardly if
-    nearly all gradients agree, and the learning rate is not rising (warm-up).
+    Too large: single updates change a large part of the weights, and afterwards the loss is no lower than at first.
+
+    Too small: all steps together would move the weights by less than ``travel`` of their norm, although they lead the
+    same way, and the learning rate is not rising (warm-up). Gradients of a long window agree (``agree``), by ``ahead``
+    times the movement of the weights or more: nothing that the weights did has changed what is asked of them; and the
+    loss is above ``halfway`` of its first value, or at updates below ``timid`` no better than a constant's. Or even
+    along the gradient, a tenth less loss would take ``steps`` steps, where ``L / (||g|| ||update||)`` is the number of
+    steps to zero loss along the tangent.
+
+    Where clipping leaves less than ``tight`` of the gradient, and updates are as large as that allows, its limit is
+    named; adaptive optimizers undo clipping.
 
     Decayed: the rate has been below a thousandth of its maximum for longer than above, while the loss is still high; or
     for a third of that time, at more than half of the first loss, if the loss fell until the rate did.
@@ -42,12 +49,15 @@ class LearningRate(Rule):
         times: Minimum number of such updates among the last readings.
         gain: Minimum initial gain of the layers that are judged.
         steps: Minimum number of steps needed for a tenth less loss.
-        timid: Update-to-weight ratio below which updates are too small if consecutive gradients agree.
-        agree: Minimum typical cosine of consecutive gradients that counts as agreement.
-        straight: Cosine from which on the loss may fall to ``hardly`` of its first value, and updates reach twice
-            ``timid``.
-        hardly: See ``straight``.
-        settle: Number of steps before such small updates are judged.
+        travel: Maximum movement of the weights if all steps lead one way, as a fraction of their norm.
+        timid: Update-to-weight ratio below which updates are too small if gradients agree a little; at five times that
+            and above, what is reported is a remark.
+        agree: Minimum mean cosine of gradients that counts as agreement.
+        ahead: Minimum ratio of that cosine to the movement of the weights over the whole run.
+        halfway: Minimum fraction of the first loss while gradients keep one direction.
+        settle: Number of steps before agreement is judged.
+        patient: Number of steps before one direction is judged.
+        tight: Fraction of the gradient below which clipping may be the cause.
         least: Minimum number of losses before anything is reported.
         fallen: Fraction of the first loss below which the loss has fallen.
         decayed: Fraction of the maximum learning rate that counts as nothing, and of a gradient that clipping leaves.
@@ -58,11 +68,14 @@ class LearningRate(Rule):
     times: int = 3
     gain: float = 0.1
     steps: float = 5_000.0
+    travel: float = 0.3
     timid: float = 1e-4
-    agree: float = 0.3
-    straight: float = 0.8
-    hardly: float = 0.75
+    agree: float = 0.15
+    ahead: float = 2.0
+    halfway: float = 0.5
     settle: int = 80
+    patient: int = 100
+    tight: float = 0.1
     least: int = 20
     fallen: float = 0.95
     decayed: float = 1e-3
@@ -83,7 +96,9 @@ class LearningRate(Rule):
         "gradient.total_norm",
         "gradient.cosine",
         "gradient.cosine_error",
+        "gradient.coherence",
         "loss.over_constant",
+        "parameter.momentum_steps",
     )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -94,14 +109,14 @@ class LearningRate(Rule):
         _, past = loss.whole()
         # What comes after the first may be what too large a step did.
         first, now = min(median(past[:3]), loss.first), median(loss.values[-10:])
-        if loss.low < 0 and not warms_up(history):  # its level has no zero to compare with
-            return tuple(self._timid(record, history, first, now))
+        if loss.low < 0:  # its level has no zero to compare with
+            return tuple(self._short(record, history, first, now))
         if not (first > 0 and np.isfinite(first)):
             return ()
+        slow = (self._decayed, self._short) if not converged(history) else ()
         found = (
             *self._large(history, first, now),
-            *_clipped(record, history, self.decayed, self.nothing),
-            *(() if converged(history) else self._small(record, history, first, now)),
+            *(each for rule in slow for each in rule(record, history, first, now)),
         )
         return found[:1]
 
@@ -113,8 +128,7 @@ class LearningRate(Rule):
         loss, rate = history.run("loss"), history.run("learning_rate")
         if issue.cause != "too large" or not rate.count or rate.last < 0.5 * rate.high:
             return False
-        now = median(loss.values[-10:])
-        return not now < self.fallen * loss.first
+        return not median(loss.values[-10:]) < self.fallen * loss.first
 
     def _large(self, history: History, first: float, now: float) -> Iterable[Finding]:
         steps, ratios = steps_of_layers(history, self.gain)
@@ -125,24 +139,45 @@ class LearningRate(Rule):
         # Later steps may be those of a run that has exploded: the first one tells how much too large the rate is.
         begun = first_step(history, self.gain)
         begun = begun if begun >= self.replaced else float(ratios[int(np.argmax(big))])  # not where rates rose
-        times = min(max(begun / 1e-2, 10.0), 1e3)
-        lower = f" from {number(rate.high)} to about {number(rate.high / times)}" if rate.count else ""
+        lower = rate.high / min(max(begun / 1e-2, 10.0), 1e3)
         message = (
             f"{int(big.sum())} of {len(ratios)} measured steps changed the weights of half of the layers by more "
             f"than {number(100 * self.replaced)} % of their norm, up to {number(100 * worst)} %, and the loss went "
             f"from {number(first)} to {number(now)}."
         )
-        advice = f"lower the learning rate{lower}; updates of about 0.1 % of the weight norm are usual."
-        since = int(steps[int(np.argmax(big))])
-        yield _rate_finding(Severity.HIGH, worst, self.replaced, message, advice, "too large", since)
+        to = f" from {number(rate.high)} to about {number(lower)}" if rate.count else ""
+        advice = f"lower the learning rate{to}; updates of about 0.1 % of the weight norm are usual."
+        yield _rate_finding(
+            Severity.HIGH, worst, self.replaced, message, advice, "too large", int(steps[int(np.argmax(big))])
+        )
 
-    def _small(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
+    def _short(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
+        """Yield steps that lead nowhere because they are far too short, be it by what clipping leaves."""
+        ratio, since = float(record.value("update.ratio") or 0.0) + margin(record, "update.ratio"), 1
         rate = history.run("learning_rate")
-        if rate.count > 1 and rate.high > 0 and rate.last < self.decayed * rate.high:
-            yield from self._decayed(record, history, first, now)
+        if rate.last < self.decayed * rate.high or warms_up(history) or not 0 < ratio * record.step < self.travel:
             return
-        if warms_up(history):
-            return
+        agree = self._agreement(record, history, ratio, first, now)
+        why = f"and gradients of different steps agree (mean cosine {number(agree)})" if agree else ""
+        why = why or (self._too_many(history, first, now) if ratio < self.timid else "")
+        clip, whole = history.run("gradient.clip_scale"), history.run("gradient.total_norm").last
+        left, steps = clip.values[-AGAIN:].max(initial=0.0), clip.steps[-AGAIN:]
+        close = len(steps) == AGAIN and record.step == steps[-1] < steps[0] + AGAIN
+        if close and 0.0 < left < self.decayed and whole * clip.last < self.nothing:
+            why, agree, since = "because clipping reduces the gradients to next to nothing", 1.0, int(steps[0])
+        message = (
+            f"a step changes the weights by {number(100 * ratio)} % of their norm, {why}; after {record.step} steps "
+            f"the loss went from {number(first)} to {number(now)}."
+        )
+        # A plateau that plain gradient descent leaves late may look like agreement, at steps of a usual size.
+        found = _rate_finding(
+            Severity.MEDIUM if ratio < 5 * self.timid else Severity.LOW, ratio, self.timid, message,
+            self._longer(record, history), "too small", since, agree > 0,
+        )  # fmt: skip
+        yield from [replace(found, follows_from=(*_FLAT, IssueType.BAD_INIT))] if why else ()
+
+    def _too_many(self, history: History, first: float, now: float) -> str:
+        """Return how many steps a tenth less loss would take where these are far too many, else nothing."""
         updates, gradients = history.run("update.total_norm"), history.run("gradient.total_norm")
         norms = dict(zip(gradients.steps.tolist(), gradients.values.tolist(), strict=True))
         sizes = updates.values + margins(history, "update.total_norm")
@@ -151,60 +186,45 @@ class LearningRate(Rule):
             for step, size in zip(updates.steps.tolist(), sizes.tolist(), strict=True)
             if norms.get(step, 0.0) > 0 and size > 0
         ][-5:]
-        if len(needed) < 5 or now < self.hardly * first:
-            return
-        if not min(needed) > self.steps or now < self.fallen * first:
-            yield from self._timid(record, history, first, now)
-            return
-        if not float(record.value("update.ratio") or 0.0) + margin(record, "update.ratio") < 1e-4:
-            return
-        message = (
-            f"at this step size, reducing the loss by a tenth takes at least {number(median(np.array(needed)))} "
-            f"steps, even along the gradient; after {record.step} steps it went from {number(first)} to "
-            f"{number(now)}, and a step changes the weights by "
-            f"{number(100 * float(record.value('update.ratio') or 0.0))} % of their norm."
-        )
-        more = f" from {number(rate.last)}" if rate.count else ""
-        advice = f"raise the learning rate{more} tenfold until the loss falls: 1e-3 is usual for Adam, 0.1 for SGD."
-        whole, scale = record.value("gradient.norm_before_clip") or 0.0, record.value("gradient.clip_scale") or 1.0
-        factor = record.value("gradient.loss_scale") or 1.0
-        if min(needed) * scale < self.steps and factor > 1 and whole * scale * factor >= _A_LIMIT:
-            advice = (
+        if len(needed) < 5 or not min(needed) > self.steps or now < self.fallen * first:
+            return ""
+        return f"so that a tenth less loss takes at least {number(median(np.array(needed)))} steps along the gradient"
+
+    def _agreement(self, record: StepRecord, history: History, ratio: float, first: float, now: float) -> float:
+        """Return the mean cosine of gradients where it shows that longer steps would lead the same way, else 0."""
+        agree, signed, rate = agreement(history), history.run("loss").low < 0, history.run("learning_rate")
+        if record.step < self.settle or not agree >= self.agree:
+            return 0.0
+        known = int(history.at_sites("loss.over_constant").present.sum()) > 2
+        flat = none_better(history, 0.9, 3) if known else signed or stuck(history, record.step, self.settle) or None
+        timid = ratio < self.timid and flat is not None and not fell(history)
+        lasts = agree >= self.ahead * ratio * record.step and now > self.halfway * first and not signed
+        rises = rate.last > 1.05 * rate.values[-30:].min(initial=math.inf)
+        return agree if timid or (lasts and not rises and record.step >= self.patient) else 0.0
+
+    def _longer(self, record: StepRecord, history: History) -> str:
+        """Return what makes steps longer: the limit of clipping where they are what it leaves, else the rate."""
+        rate, whole, scale, factor, size = (
+            record.value(name) or 0.0 for name in ("learning_rate", "gradient.norm_before_clip", "gradient.clip_scale",
+            "gradient.loss_scale", "update.total_norm")
+        )  # fmt: skip
+        momentum = float(history.at_sites("parameter.momentum_steps").values.max(initial=1.0))
+        if not 0.0 < scale < self.tight or size > 1.1 * momentum * rate * whole * scale:
+            return (
+                f"raise the learning rate{f' from {number(rate)}' if rate else ''} tenfold until the loss falls: 1e-3 "
+                "is usual for Adam, 0.1 for SGD; or undo what scales the loss down (a mean over too many entries, "
+                "distillation without T ** 2); the function passed to LambdaLR must return a factor, not the rate."
+            )
+        if factor > 1 and whole * scale * factor >= _A_LIMIT:
+            return (
                 "call scaler.unscale_(optimizer) before clip_grad_norm_: gradients were clipped while still "
                 f"multiplied by the loss scale {number(factor)}, which reduces a norm of {number(whole)} to "
                 f"{number(whole * scale)}."
             )
-        elif min(needed) * scale < self.steps:  # it would be no small step if nothing were clipped
-            advice = _limit(whole * scale, whole)
-        found = _rate_finding(Severity.MEDIUM, min(needed), self.steps, message, advice, "too small", 1)
-        yield replace(found, follows_from=_FLAT)
-
-    def _timid(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
-        """Yield where gradients agree on a way down, at the level of a constant, and steps are too small to go it."""
-        rate, ratio = history.run("learning_rate"), float(record.value("update.ratio") or 0.0)
-        agreement = (history.run("gradient.cosine").values - margins(history, "gradient.cosine"))[-30:]
-        ratio += margin(record, "update.ratio")
-        if record.step < self.settle or not ratio < 2.0 * self.timid or len(agreement) < 20:
-            return
-        agree = median(np.asarray(agreement))
-        known, signed = int(history.at_sites("loss.over_constant").present.sum()) > 2, history.run("loss").low < 0
-        if (agree < self.straight or signed) and (fell(history) or ratio >= self.timid):
-            return  # what all gradients agree on may move the loss a little
-        flat = none_better(history, 0.9, 3) is not None if known else stuck(history, record.step, span=self.settle)
-        if not agree >= self.agree or not (flat or (signed and not known)):
-            return
-        message = (
-            f"a step changes the weights by {number(100 * ratio)} % of their norm; gradients of consecutive steps "
-            f"agree (cosine {number(agree)}), and after {record.step} steps the loss only went from {number(first)} "
-            f"to {number(now)}{', no better than a constant' if known else ''}."
+        return (
+            f"raise the limit of clipping, which reduces a gradient norm of {number(whole)} to {number(whole * scale)}"
+            ": clip_grad_norm_(model.parameters(), 1.0) is usual; then, if necessary, raise the learning rate."
         )
-        more = f" from {number(rate.last)}" if rate.count else ""
-        advice = (
-            f"raise the learning rate{more} tenfold until the loss falls; the function passed to LambdaLR must "
-            "return a factor, not the learning rate itself."
-        )
-        found = _rate_finding(Severity.MEDIUM, ratio, self.timid, message, advice, "too small", 1)
-        yield replace(found, urgent=True, follows_from=_FLAT)  # what it was judged by are many gradients already
 
     def _cut_short(self, history: History) -> bool:
         """Whether the loss still fell against its noise where the rate was no less than a tenth of its greatest."""
@@ -293,27 +313,6 @@ class UnevenSteps(Rule):
                 follows_from=(*_FLAT, IssueType.BAD_INIT, IssueType.NOT_TRAINING, IssueType.STAGNATION),
             ),
         )
-
-
-def _clipped(record: StepRecord, history: History, share: float, nothing: float) -> Iterable[Finding]:
-    """Yield clipping that leaves less of the gradient than any optimizer can use."""
-    scale, whole = history.run("gradient.clip_scale"), history.run("gradient.total_norm").last
-    left, steps = scale.values[-AGAIN:], scale.steps[-AGAIN:]
-    close = len(steps) == AGAIN and record.step == steps[-1] < steps[0] + AGAIN
-    if close and 0.0 < float(left.max()) < share and whole * float(left[-1]) < nothing:  # 0: they were cleared
-        message = (
-            f"clipping reduces a gradient norm of {number(whole)} to {number(whole * float(left[-1]))} in each step."
-        )
-        advice = _limit(whole * float(left[-1]), whole)
-        yield _rate_finding(Severity.MEDIUM, float(left[-1]), share, message, advice, "too small", int(steps[0]), True)
-
-
-def _limit(left: float, whole: float) -> str:
-    """Return what to do about gradients that are clipped too far."""
-    return (
-        f"raise the limit of clipping, which reduces a gradient norm of {number(whole)} to {number(left)}: "
-        "clip_grad_norm_(model.parameters(), 1.0) is usual; then, if necessary, raise the learning rate."
-    )
 
 
 def _rate_finding(

@@ -67,52 +67,6 @@ class EpsilonDominated(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutdatedSecondMoment(Rule):
-    """Report gradients far above Adam's second moment estimate over several readings, which often precede a loss spike.
-
-    New layers, rare tokens and single outlier batches raise the ratio for one step. Only a ratio that persists, in a
-    parameter with enough entries for a mean, is reported.
-
-    Source: Wortsman et al. 2023, arXiv:2304.13013, section 3.4 (RMS above 2.3 precedes loss spikes).
-
-    Attributes:
-        ratio: Minimum root mean square of gradient divided by the root of the second moment.
-        entries: Minimum number of entries of the parameter.
-        after: Number of initial steps that are ignored, while the second moment warms up.
-    """
-
-    ratio: float = 5.0
-    entries: float = 1024
-    after: int = 100
-
-    name: ClassVar[str] = "outdated second moment"
-    needs: ClassVar[tuple[str, ...]] = ("parameter.adam_rms",)
-    remembers: ClassVar[tuple[str, ...]] = ("parameter.numel",)
-    by_layer: ClassVar[bool] = True
-
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the ratios of this record."""
-        reading, sizes = reading_of(record, "parameter.adam_rms"), history.at_sites("parameter.numel")
-        if record.step <= self.after or not len(sizes.steps):
-            return ()
-        known = dict(zip(sizes.sites, sizes.values[-1].tolist(), strict=True))
-        large = np.array([known.get(site, 0.0) >= self.entries for site in reading.sites], dtype=np.bool_)
-        ill = only(reading, large & (reading.values - off(record, reading) >= self.ratio))
-        if not ill.sites:
-            return ()
-        layers, worst = ill.sites, float(ill.values.max())
-        message = (
-            f"gradients of {some(layers)} are {number(worst)} times as large as Adam's second moment estimates; "
-            "loss spikes often follow."
-        )
-        advice = (
-            "lower beta2 (betas=(0.9, 0.95)), clip updates by this ratio as StableAdamW does, or lower the learning "
-            "rate of these parameters."
-        )
-        return (Finding(IssueType.OPTIMIZER_STATE, Severity.LOW, layers, worst, self.ratio, message, advice),)
-
-
-@dataclass(frozen=True, kw_only=True)
 class LongMomentum(Rule):
     """Report momentum that averages over more steps than Adam's second moment, or over hundreds of steps.
 

@@ -54,6 +54,20 @@ def margins(history: History, metric: str) -> Floats:
     return _margin(metric, [known.get(step, 0.0) for step in past.steps.tolist()], past.values)
 
 
+def agreement(history: History) -> float:
+    """Return the mean cosine between gradients of a long window; of consecutive ones where the path is not known.
+
+    It is not 0 where nothing that the weights did has changed what is asked of them. The rule must remember
+    ``gradient.coherence``, ``gradient.cosine`` and its error.
+
+    Returns:
+        0 for fewer than 20 gradients.
+    """
+    cosines = (history.run("gradient.cosine").values - margins(history, "gradient.cosine"))[-30:]
+    long = history.run("gradient.coherence").last
+    return 0.0 if len(cosines) < 20 else median(cosines) if np.isnan(long) else long
+
+
 def site_margins(history: History, metric: str) -> Floats:
     """Return :func:`margins` of a metric with many sites. Shape: that of ``history.at_sites(metric).values``."""
     past, errors = history.at_sites(metric), history.at_sites(spec(metric).error)

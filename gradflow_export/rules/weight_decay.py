@@ -14,6 +14,7 @@ from gradflow_export.records.step_record import BoolArray, IssueType, Severity, 
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import constant_level, fall, none_better, still_falls
 from gradflow_export.rules.history import History
+from gradflow_export.rules.sampled import agreement
 from gradflow_export.rules.signals import stuck
 
 
@@ -27,6 +28,10 @@ class WeightDecay(Rule):
     number. Nor are runs whose gradient vanished over the depth at the first step: any decay outweighs such a gradient,
     and Adam, where the decay is part of the gradient, then moves the weights by the whole learning rate.
 
+    A decay that is added to the gradient outweighs it if ``||decay * weight||`` is ``most`` of the norm of the gradient
+    or more, in half of the weights. If these have shrunk to ``smaller``, and gradients of a long window
+    nevertheless agree (``lasting``), decay alone holds the weights back, and how much is learned does not count.
+
     If the loss of the best constant prediction is not known, the loss must be at its initial level or rise beyond its
     own noise. If the weights are nearly 0, it may fall a little, or as far as a penalty on them is part of it.
 
@@ -39,6 +44,9 @@ class WeightDecay(Rule):
         gone: Fraction of its norm at which a weight counts as nearly 0.
         rests: Fraction of its value a third into the run above which a loss above 0 has hardly fallen since.
         sure: Minimum z-score of a rising loss.
+        most: Minimum ratio of added decay to gradient.
+        smaller: Maximum fraction of its initial norm to which half of the weights have shrunk under such a decay.
+        lasting: Minimum mean cosine between gradients.
         faded: Depth gain of the first step below which the gradient had vanished before any decay.
         patience: In losses, which are read at every step; a few noisy ones in a row are no standstill.
     """
@@ -51,6 +59,9 @@ class WeightDecay(Rule):
     gone: float = 0.05
     rests: float = 0.9
     sure: float = 3.0
+    most: float = 0.4
+    smaller: float = 0.75
+    lasting: float = 0.1
     faded: float = 1e-4
     patience: int = 15
     heal: int = 1000
@@ -64,6 +75,11 @@ class WeightDecay(Rule):
         "parameter.weight_norm",
         "parameter.initial_gain",
         "parameter.row_parting",
+        "parameter.added_decay",
+        "parameter.gradient_norm",
+        "gradient.coherence",
+        "gradient.cosine",
+        "gradient.cosine_error",
     )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -79,10 +95,11 @@ class WeightDecay(Rule):
         now, begun = past[-1], np.fmax(np.maximum.reduce(past), first)
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)
         left = np.where(told, now / np.where(told, begun, 1.0), 1.0)
-        share = float(np.count_nonzero(left <= self.shrunk) / len(left))
-        if share <= self.share or history.run("gain.depth").first < math.log(self.faded):
+        share, typical = float(np.count_nonzero(left <= self.shrunk) / len(left)), median(left)
+        held = typical <= self.smaller and agreement(history) >= self.lasting and self._held(history)
+        if (share <= self.share and not held) or history.run("gain.depth").first < math.log(self.faded):
             return ()  # at nearly every record; what follows takes longer
-        level, typical = constant_level(history), median(left)
+        level = constant_level(history)
         loss = history.run("loss")
         losses = loss.whole()[1]
         rises = fall(-losses[len(losses) // 3 :]) >= self.sure
@@ -93,9 +110,9 @@ class WeightDecay(Rule):
             rests = loss.low > 0 and median(late[-10:]) > self.rests * median(late[:10])
             nothing = none_better(history, self.level, 3) is not None if known else rises or rests
             level = math.nan
-        elif still_falls(history):
+        elif still_falls(history) and not held:
             return ()
-        if median(loss.values[-20:]) < self.level * level or not nothing:
+        if not held and (median(loss.values[-20:]) < self.level * level or not nothing):
             return ()
         return (
             Finding(
@@ -106,7 +123,7 @@ class WeightDecay(Rule):
                 self.shrunk,
                 f"{number(100 * share)} % of the weights lost half of their norm or more within "
                 f"{min(self.steps, record.step)} steps (typically {number(typical)} is left): weight decay shrinks "
-                "them faster than they learn.",
+                f"them faster than they learn{', and is as large as their gradient' if held else ''}.",
                 "lower weight_decay: 0.01 is usual for AdamW, 1e-4 for SGD and Adam; or lower the factor of a "
                 "weight penalty in the loss.",
                 since=int(sizes.steps[near][0]),
@@ -115,6 +132,23 @@ class WeightDecay(Rule):
                 follows_from=(IssueType.BAD_INIT, IssueType.DATA_SCALE),
             ),
         )
+
+    def _held(self, history: History) -> bool:
+        """Whether the decay that is added to gradients is as large as these, though they do not turn."""
+        decays, sizes, norms = (
+            history.at_sites(f"parameter.{n}") for n in ("added_decay", "weight_norm", "gradient_norm")
+        )
+        if not len(decays.steps) or not norms.sites:
+            return False
+        size, norm = (
+            dict(zip(s.sites, np.median(s.values[-5:], axis=0).tolist(), strict=True)) for s in (sizes, norms)
+        )
+        shares = [
+            decay * size[site] / norm[site]
+            for site, decay in zip(decays.sites, decays.values[-1].tolist(), strict=True)
+            if size.get(site) and norm.get(site)
+        ]
+        return bool(shares) and median(np.array(shares)) >= self.most
 
 
 @functools.lru_cache(maxsize=8)

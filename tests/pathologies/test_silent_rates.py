@@ -205,3 +205,57 @@ def test_a_value_that_grows_while_the_rate_warms_up_is_left_in_peace():
             optimizer.step()
             warm.step()
     assert not [issue for issue in exporter.issues if issue.issue_type is IssueType.LEARNING_RATE]
+
+
+class Drop(nn.Module):
+    """Scores of items, behind dropout."""
+
+    def __init__(self, p):
+        super().__init__()
+        wide = [layer for size in (12, 64) for layer in (nn.Linear(size, 64), nn.ReLU(), nn.Dropout(p))]
+        self.net = nn.Sequential(*wide, nn.Linear(64, 1))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def fitted(kind, *, sick):
+    """Learn a curved function with one number right or wrong; return type, cause and advice of what is found."""
+    torch.manual_seed(0)
+    x = torch.randn(1200, 12)
+    y = torch.tanh(x[:, :1] - x[:, 1:2]) + 0.8 * x[:, 2:3] * x[:, 3:4]
+    model = Drop(0.95 if kind == "dropout" and sick else 0.0)
+    optimizer = {
+        "clip": lambda p: torch.optim.SGD(p, 0.02, momentum=0.9),
+        "decay": lambda p: (torch.optim.Adam if sick else torch.optim.AdamW)(p, 3e-3, weight_decay=0.3),
+        "dropout": lambda p: torch.optim.Adam(p, 3e-3),
+        "loss": lambda p: torch.optim.SGD(p, 0.02, momentum=0.9),
+    }[kind](model.parameters())
+    with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True, verbose=0).watch() as exporter:
+        for _ in range(360 if kind == "dropout" else 200):
+            i, j = torch.randint(1200, (2, 64))
+            optimizer.zero_grad()
+            pairs = F.softplus(-(model(x[i]) - model(x[j])) * (y[i] - y[j]).sign()).mean()
+            loss = pairs if kind == "dropout" else F.mse_loss(model(x[i]), y[i] + 1.0)
+            (loss / 100 if kind == "loss" and sick else loss).backward()
+            if kind == "clip":
+                nn.utils.clip_grad_norm_(model.parameters(), 0.005 if sick else 5.0)
+            optimizer.step()
+    return [(issue.issue_type, issue.cause, issue.advice) for issue in exporter.issues if issue.severity >= 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause", "word"),
+    [
+        ("clip", "too small", "raise the limit of clipping"),
+        ("loss", "too small", "scales the loss down"),
+        ("decay", "weights decay", "lower weight_decay"),
+        ("dropout", "dropout", "lower p"),
+    ],
+)
+def test_numbers_that_are_far_off_are_named(kind, cause, word):
+    """A limit, a decay, a dropout and a scale of the loss by which less is learned than without them, each beside a usual one."""
+    (found,) = [each for each in fitted(kind, sick=True) if each[0] in {*KINDS, IssueType.NOT_LEARNING}]
+    assert found[1] == cause
+    assert word in found[2]
+    assert fitted(kind, sick=False) == []

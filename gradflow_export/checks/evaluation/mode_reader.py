@@ -89,6 +89,10 @@ class ModeInstrument(Reader):
         model = self._model()
         quiet = acting(model, training=True) if self._quiet and model is not None else ()
         self._facts["mode.evaluation_training"] = dict.fromkeys(quiet, float(self._quiet))
+        begins = model.named_modules() if model is not None and self._training and not self._trained else ()
+        self._facts["mode.training_dropout"] = {
+            site_name(name): m.p for name, m in begins if isinstance(m, torch_private.Dropout) and m.p > 0.5
+        }
         asleep = self._asleep > 0 and self._training == 0
         if model is not None and asleep and not self._trained and self._unmeasured is None:
             self._unmeasured = unmeasured(model)  # once: in evaluation mode they stay as they are

@@ -1,4 +1,4 @@
-"""Evaluation that drops and training that does not: EVAL_RANDOM."""
+"""Evaluation that drops and training that does not: EVAL_RANDOM; training that drops nearly all: NOT_LEARNING."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import ClassVar
 
 import numpy as np
 
+from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import supervised, values_of
+from gradflow_export.rules.evidence import still_falls, supervised, values_of
 from gradflow_export.rules.history import History, SiteSeries
 
 _NOISE, _SUPERVISED = "mode.evaluation_noise", "loss.supervised"
-_PARTS = "mode.parts_training"
+_PARTS, _DROPPED = "mode.parts_training", "mode.training_dropout"
 _DROPOUT, _TRAINING, _ASLEEP = "mode.evaluation_dropout", "mode.evaluation_training", "mode.training_evaluation"
 
 
@@ -131,6 +132,68 @@ class WrongMode(Check):
             yield _finding(
                 Severity.HIGH, names, first, 0.0, message, advice, "training in evaluation mode", episodes[0]
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrownedByDropout(Check):
+    """Report dropout of nearly all units, if the loss does not fall.
+
+    Dropout with probability ``p`` adds noise to each unit whose power is ``p / (1 - p)`` times that of the unit: 19
+    times at 0.95, and 1 at 0.5. It is reported where that is ``noise`` or more, and after ``settle`` steps the loss has
+    stopped to fall above ``halfway`` of its first value.
+
+    Why it is bad:
+        The layers after it see mostly noise, and so does the gradient. The model can only learn what is left when most
+        of its units are averaged away.
+
+    Example:
+        nn.Dropout(0.95)  # p taken for the probability of keeping a unit
+
+    Use instead:
+        nn.Dropout(0.05)
+
+    Not reported:
+        The loss falls, or fell to less than half of its first value; dropout by ``functional.dropout``; the first 150
+        steps.
+
+    Attributes:
+        noise: Minimum power of the noise, as a multiple of that of the signal.
+        settle: Number of initial steps without a verdict.
+        halfway: Fraction of the first loss above which the model has not learned.
+        heal: High, because a fall by chance is not learning.
+    """
+
+    noise: float = 8.9
+    settle: int = 150
+    halfway: float = 0.5
+    heal: int = 4
+
+    name: ClassVar[str] = "drowned-by-dropout"
+    raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
+    needs: ClassVar[tuple[str, ...]] = ("update.ratio",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", _DROPPED)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the course of the loss behind such layers."""
+        dropped, loss, least = history.at_sites(_DROPPED), history.run("loss"), self.noise / (1.0 + self.noise)
+        layers = tuple(dropped.sites[index] for index in np.flatnonzero(dropped.first >= least))
+        share, high = float(dropped.first.max(initial=0.0)), median(loss.values[-20:]) > self.halfway * loss.first
+        if not (layers and high and record.step >= self.settle) or still_falls(history):
+            return ()
+        return (
+            Finding(
+                IssueType.NOT_LEARNING,
+                Severity.MEDIUM,
+                layers,
+                share,
+                least,
+                f"{some(layers)} drops {number(100 * share)} % of its units, and the loss does not fall: the noise is "
+                f"{number(share / max(1.0 - share, 1e-3))} times as strong as what passes.",
+                "lower p, which is the probability of dropping a unit: nn.Dropout(0.1) keeps 90 % of them.",
+                cause="dropout",
+                origin="dropout",
+            ),
+        )
 
 
 def _finding(

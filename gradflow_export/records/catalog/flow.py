@@ -30,7 +30,8 @@ def specs() -> tuple[MetricSpec, ...]:
           "rms distance of the followed weights from their mean over the points; at the first parameter of each "
           "optimizer", "definition", "c", low=0.0, scale="log"),
         s("gradient.coherence", "agreement of gradients", "1", "run",
-          "mean pairwise cosine of the gradients of the points, (n R^2 - 1) / (n - 1), R their mean resultant length",
+          "mean pairwise cosine of the gradients of the points of the longest window, (n R^2 - 1) / (n - 1), R their "
+          "mean resultant length",
           "Mardia and Jupp 2000", "c", low=-1.0, high=1.0),
     )
     # fmt: on
