@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.records.statistics import median, theil_sen_bounds
-from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.evidence import falls_again
 from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.sampled import margins
 from gradflow_export.rules.signals import Floats
@@ -206,7 +207,7 @@ class LossSpike(Rule):
     loss ten times the usual one is reported. A loss that the run has had before is reported as LOW: harder data may
     follow easier ones, or a target network may have been updated.
 
-    A loss that does not come back is DIVERGING.
+    The issue lasts while the loss is closer to the spike than to its previous level and does not fall again.
 
     Source: modified z-score with the median absolute deviation, Iglewicz and Hoaglin 1993.
 
@@ -273,6 +274,18 @@ class LossSpike(Rule):
                 advice,
             ),
         )
+
+    def lasts(self, issue: Issue, history: History) -> bool:
+        """Return whether most of what the loss had gained before it leapt is still lost, and it falls no more."""
+        loss = history.run("loss")
+        steps, every = loss.all()
+        before, now = every[steps < issue.step][-10:], loss.values[loss.steps >= issue.step][-5:]
+        before, now = before[np.isfinite(before)], now[np.isfinite(now)]
+        if len(before) < self.least or not len(now):
+            return False
+        usual = median(before)
+        lost = 2 * median(now) > usual + (loss.first if loss.first > usual else issue.value)
+        return lost and not falls_again(history, issue.step)
 
     def _severity(self, loss: RunSeries, now: float, usual: float) -> Severity:
         greatest = _greatest(loss)
