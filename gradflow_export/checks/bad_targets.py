@@ -200,7 +200,8 @@ class UnrelatedTargets(Check):
 
     Not reported:
         The loss falls, or is below 0.95 of that of the best constant prediction; fewer than 128 samples; consecutive
-        gradients agree; a dependence that exists only in products of four or more features.
+        gradients agree; predictions for new samples go with their targets; inputs of one to three numbers of words, as
+        of a user and an item; a dependence that exists only in products of four or more features.
 
     Source: Bierens 1982, Journal of Econometrics 20; Zhang et al. 2017, arXiv:1611.03530.
 
@@ -213,11 +214,14 @@ class UnrelatedTargets(Check):
         usual: Minimum typical z-score of the last tests that counts as dependence.
         many: Number of tests after which gradients need not disagree.
         heart: Minimum fraction of the loss of the best constant prediction then.
+        repeated: Maximum fraction of samples that came before, where predictions that go with targets count as
+            dependence.
     """
 
     usual: float = 2.0
     many: int = 6
     heart: float = 0.85
+    repeated: float = 0.02
     tested: int = 128
     sure: float = 3.0
     level: float = 0.95
@@ -232,7 +236,9 @@ class UnrelatedTargets(Check):
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
         "loss.over_constant",
+        "loss.sense",
         "target.dependence",
+        "target.repeated",
         "gradient.cosine",
         "gradient.cosine_error",
         "target.uniform_share",
@@ -256,7 +262,7 @@ class UnrelatedTargets(Check):
             if share is None and len(tests) >= self.many:
                 share = no_better(history, site, self.heart, 8)
             uniform = seen(record, "target.uniform_share", site) or 0.0
-            if share is None or uniform > 0.5 or still_falls(history):
+            if share is None or uniform > 0.5 or still_falls(history) or self._answered(history, site, self.usual):
                 continue
             return (
                 Finding(
@@ -279,9 +285,19 @@ class UnrelatedTargets(Check):
         return ()
 
     def refuted(self, issue: Issue, history: History) -> bool:
-        """Whether the last two tests found a dependence at every loss: later on there are few."""
-        tests = [past(history, "target.dependence", site)[-2:] for site in history.at_sites("target.dependence").sites]
-        return bool(tests) and min(map(median, tests)) >= self.sure
+        """Whether at every loss the last two tests found a dependence, later on there are few, or the model did."""
+        sites = history.at_sites("target.dependence").sites
+        return bool(sites) and all(
+            median(past(history, "target.dependence", site)[-2:]) >= self.sure
+            or self._answered(history, site, self.sure)
+            for site in sites
+        )
+
+    def _answered(self, history: History, site: str, least: float) -> bool:
+        """Whether the model answers samples that it has not seen before better than by chance."""
+        goes, again = past(history, "loss.sense", site), past(history, "target.repeated", site)
+        new = len(again) > 0 and float(again[-1]) <= self.repeated
+        return new and len(goes) > 0 and float(goes.sum()) >= least * len(goes) ** 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

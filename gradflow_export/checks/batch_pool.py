@@ -59,6 +59,9 @@ _ODD = MappingProxyType({"turned": WEIGHTS_TURNED, "far": WEIGHTS_FAR})
 BUCKETS = 64
 """Words are counted by their number modulo this."""
 
+FEW_WORDS = 3
+"""Of no more words, such as a user and an item, only both together may tell anything, which so few rows do not show."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -313,7 +316,9 @@ class Remembered:
         if found.kind in PICKED:
             every_y = (every_y == distinct(every_y)[None, :64]).astype(np.float64)
             y = every_y[:MOST_ROWS]
-        out: dict[str, float] = {}
+        out = {"target.repeated": 1.0 - len(known) / len(rows)}
+        if found.tokens and found.inputs <= FEW_WORDS:
+            return out
         if tested and found.tokens:
             out["target.dependence"] = dependence_on_tokens(x, y, BUCKETS)
         elif tested:

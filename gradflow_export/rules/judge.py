@@ -239,6 +239,7 @@ class Judge:
     def _explained(self, rule: Rule, step: int, finding: Finding) -> bool:
         return bool(finding.follows_from) and any(
             issue.issue_type in finding.follows_from
+            and issue.severity >= min(finding.severity, Severity.MEDIUM)  # a remark explains remarks alone
             and (issue.healed_step is None or issue.healed_step + rule.cooldown >= step)
             for issue in self._issues.values()
         )
