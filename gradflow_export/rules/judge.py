@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gradflow_export.records.ignored import Ignored
-from gradflow_export.records.step_record import Issue, IssueType, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule
 from gradflow_export.rules.history import History
 from gradflow_export.rules.unclipped import before_clipping

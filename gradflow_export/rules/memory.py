@@ -71,9 +71,11 @@ class MemoryLeak(Rule):
     The first fifth of the run is ignored, because allocators warm up. The Theil-Sen slope of the rest must be positive
     with 95 % confidence. The growth must be at least ``rise`` without its largest increase, which may be something that
     is allocated once. The last third must be at least half as steep as the whole, because a buffer that fills levels
-    off. While a buffer fills, it cannot be distinguished from a leak, and memory fragmentation also grows slowly. A
-    growth that is not yet ``large`` must therefore last longer and follow a straight line: a leak grows by the same
-    amount at each step. Memory that writers of the exporter use, and steps that wait to be recorded, is not counted.
+    off.
+
+    While a buffer fills, it cannot be distinguished from a leak, and memory fragmentation also grows slowly. A growth
+    that is not yet ``large`` must therefore last longer and follow a straight line: a leak grows by the same amount at
+    each step. Memory that writers of the exporter use, and steps that wait to be recorded, is not counted.
 
     Source: Theil 1950; Sen 1968, JASA 63.
 

@@ -218,7 +218,7 @@ def test_embeddings_that_are_only_drawn_together_collapse(seed):
     """Without anything that holds them apart all become one, and COLLAPSE names the layer; with negatives none do."""
     torch.manual_seed(seed)
     model = mlp(16, 8)
-    (issue,) = told(model, views(model, apart=False), steps=300, lr=0.01)
+    (issue,) = told(model, views(model, apart=False), steps=800, lr=0.005)
     assert (issue.issue_type, issue.layers[-1]) == (IssueType.COLLAPSE, "4")
     model = mlp(16, 8)
     assert told(model, views(model, apart=True), steps=300, lr=0.01) == []
