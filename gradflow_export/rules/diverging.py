@@ -179,16 +179,16 @@ class Diverging(Rule):
         after = after[-max(min(len(after), len(before) // 2, self.before // 2), 1) :]
         was, since = median(before[-2 * self.span :]), int(steps[min(left, len(steps) - 1)])
         learned, last, n = gained >= self.learned * start, int(steps[left - 1]), int(steps[-1]) - since
+        rate, old = history.run("learning_rate"), _leapt(history, int(steps[left - len(before)]), self.jump)
         least = was + self.part * gained if learned else self.factor * began
         apart = self.apart if after.min(initial=math.inf) > before.max() else self.sure
         if (
-            not now > max(least, self.times * was)
+            not now > max(least if old == 0 else was, self.times * was)
             or n < max(self.lasting, np.diff(steps[low + self.span // 2])[np.diff(low) > 1].max(initial=0))
             or fall(-np.concatenate((before, after)), len(before)) < apart
         ):
             return ()
         over = now / constant_level(history)
-        rate, old = history.run("learning_rate"), _leapt(history, int(steps[left - len(before)]), self.jump)
         known = f", {number(over)} times that of the best constant prediction" if over > 0 else ""
         lost = f"{number(100 * min((now - was) / gained, 1.0))} % of what was learned is lost" if learned else _ABOVE
         message = (
