@@ -160,16 +160,15 @@ class Diverging(Rule):
         return issue.cause != _APART and not median(recent) <= issue.threshold
 
     def _risen(self, history: History) -> tuple[Finding, ...]:
-        loss, now = history.run("loss"), median(history.run("loss").values[-self.span :])
-        enough = loss.count >= self.begun + self.lasting and loss.low >= 0
-        if not enough or not self.times * loss.low < now < math.inf:  # nearly all runs end here
+        loss = history.run("loss")
+        if loss.count < self.begun + self.lasting or not 0 <= self.times * loss.low < loss.last:  # nearly all end here
             return ()
-        steps, every = loss.all()
+        now, (steps, every) = median(loss.values[-self.span :]), loss.all()
         every = np.where(np.isfinite(every), every, loss.high)
-        windows = np.lib.stride_tricks.sliding_window_view(every, self.span)
+        windows = every[np.add.outer(np.arange(len(every) - self.span + 1), np.arange(self.span))]
         levels = np.sort(windows, axis=1)[:, self.span // 2]
         start, best = min(median(every[:3]), loss.first), float(levels.min())
-        if not (now > self.times * best and start > 0):
+        if not (self.times * best < now < math.inf and start > 0):
             return ()
         gained, began = start - best, max(loss.first, float(every[: self.begun].max()))
         line = max(math.sqrt(best * now), best + self.part * gained / 2)
