@@ -160,35 +160,37 @@ class Diverging(Rule):
         return issue.cause != _APART and not median(recent) <= issue.threshold
 
     def _risen(self, history: History) -> tuple[Finding, ...]:
-        loss, now = history.run("loss"), median(history.run("loss").values[-self.span :])
-        enough = loss.count >= self.begun + self.lasting and loss.low >= 0
-        if not enough or not self.times * loss.low < now < math.inf:  # nearly all runs end here
+        loss, most = history.run("loss"), self.span // 2 + 1  # their median is above what most of them are above
+        if loss.count < self.begun + self.lasting or not (
+            0 <= self.times * loss.low < loss.values[-most:].min() < math.inf
+        ):
             return ()
         steps, every = loss.all()
-        every = np.where(np.isfinite(every), every, loss.high)
-        windows = np.lib.stride_tricks.sliding_window_view(every, self.span)
-        levels = np.sort(windows, axis=1)[:, self.span // 2]
-        start, best = min(median(every[:3]), loss.first), float(levels.min())
-        if not (now > self.times * best and start > 0):
+        every = np.fmin(np.abs(every), loss.high)  # one that is not finite counts as the highest
+        windows = every[np.arange(len(every) - self.span + 1)[:, None] + np.arange(self.span)]
+        windows.sort(axis=1)
+        levels = windows[:, self.span // 2]
+        best, now = float(levels.min()), float(levels[-1])
+        if not now > self.times * best:  # nearly all records end here
             return ()
-        gained, began = start - best, max(loss.first, float(every[: self.begun].max()))
-        line = max(math.sqrt(best * now), best + self.part * gained / 2)
+        start, began = min(median(every[:3]), loss.first), max(loss.first, float(every[: self.begun].max()))
+        gained, line = start - best, max(math.sqrt(best * now), best + self.part * (start - best) / 2)
         low = np.flatnonzero(levels <= line)
-        left = int(low[-1]) + int(np.flatnonzero(windows[low[-1]] <= line)[-1]) + 1
+        left = int(low[-1]) + int(np.flatnonzero(every[low[-1] :][: self.span] <= line)[-1]) + 1
         before, after = every[max(low[0], left - self.before) : left], every[left:]
         after = after[-max(min(len(after), len(before) // 2, self.before // 2), 1) :]
         was, since = median(before[-2 * self.span :]), int(steps[min(left, len(steps) - 1)])
         learned, last, n = gained >= self.learned * start, int(steps[left - 1]), int(steps[-1]) - since
+        rate, old = history.run("learning_rate"), _leapt(history, int(steps[left - len(before)]), self.jump)
         least = was + self.part * gained if learned else self.factor * began
         apart = self.apart if after.min(initial=math.inf) > before.max() else self.sure
         if (
-            not now > max(least, self.times * was)
+            not (start > 0 and now > max(least if old == 0 else was, self.times * was))
             or n < max(self.lasting, np.diff(steps[low + self.span // 2])[np.diff(low) > 1].max(initial=0))
             or fall(-np.concatenate((before, after)), len(before)) < apart
         ):
             return ()
         over = now / constant_level(history)
-        rate, old = history.run("learning_rate"), _leapt(history, int(steps[left - len(before)]), self.jump)
         known = f", {number(over)} times that of the best constant prediction" if over > 0 else ""
         lost = f"{number(100 * min((now - was) / gained, 1.0))} % of what was learned is lost" if learned else _ABOVE
         message = (

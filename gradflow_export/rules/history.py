@@ -76,9 +76,12 @@ class RunSeries:
 
     def all(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """Return steps and values of the whole run, thinned but for the recent ones."""
-        early, thinned = self.whole()
-        kept = early < (self.steps[0] if self._end else math.inf)
-        return np.concatenate((early[kept].astype(np.int64), self.steps)), np.concatenate((thinned[kept], self.values))
+        begin, whole = max(0, self._end - self._window), self._whole[: self._kept]
+        early = whole[whole[:, 0] < (self._steps[begin] if self._end else math.inf)]
+        return (
+            np.concatenate((early[:, 0].astype(np.int64), self._steps[begin : self._end])),
+            np.concatenate((early[:, 1], self._values[begin : self._end])),
+        )
 
 
 class SiteSeries:

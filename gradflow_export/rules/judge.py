@@ -221,7 +221,12 @@ class Judge:
         if finding.severity <= issue.severity:
             return None
         self._issues[item.number] = replace(
-            issue, severity=finding.severity, value=finding.value, message=finding.message, advice=finding.advice
+            issue,
+            severity=finding.severity,
+            value=finding.value,
+            threshold=finding.threshold,
+            message=finding.message,
+            advice=finding.advice,
         )
         return item.number
 
