@@ -71,11 +71,12 @@ class Diverging(Rule):
     The rise is a remark (LOW) as long as harder data, a stronger regularization or a changed weight of a term may
     explain it. It is more if it has lasted for ``away`` steps and half as long as it took to get there, does not fall,
     and every loss whose targets and predictions are known is back near that of the best constant prediction
-    (``forgotten``): with merely harder data, part of what was learned remains, or the new data are learned. Above
-    ``factor`` times the first losses it is more if it is ``worse`` times that of the best constant prediction, which
-    data cannot explain. If that is not known, the targets may have grown, as with a value function, and the updates
-    must be large relative to the weights (``large``), or the loss ``far`` times its initial values. Losses of several
-    optimizers in turn, and losses that go below 0, are not comparable and not judged.
+    (``forgotten``): with merely harder data, part of what was learned remains, or the new data are learned.
+
+    Above ``factor`` times the first losses it is more if it is ``worse`` times that of the best constant prediction,
+    which data cannot explain. If that is not known, the targets may have grown, as with a value function, and the
+    updates must be large relative to the weights (``large``), or the loss ``far`` times its initial values. Losses of
+    several optimizers in turn, and losses that go below 0, are not comparable and not judged.
 
     A rise that came with a learning rate of several times all earlier ones is LEARNING_RATE.
 
