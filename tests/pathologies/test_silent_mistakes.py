@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradflow_export import Exporter, IssueType, MemoryWriter
-from gradflow_export.checks.bad_targets import UnrelatedTargets
 from gradflow_export.checks.not_learning import NotLearning
+from gradflow_export.checks.unrelated_targets import UnrelatedTargets
 from gradflow_export.checks.wrong_loss import WrongLoss
 from gradflow_export.records.evidence import evidence_of
 from gradflow_export.records.step_record import Reading, StepRecord
@@ -472,6 +472,19 @@ def test_two_tests_on_end_that_find_a_dependence_end_unrelated_targets(later, ov
         readings = Reading.run("loss", 1 + 0.05 * noise.normal()), Reading.run("gradient.cosine", 0.0)
         judge.check(StepRecord(step, 0.0, readings, evidence=evidence))
     assert [issue.healed_step is not None for issue in judge.issues] == [over]
+
+
+@pytest.mark.parametrize(("sense", "repeated", "told"), [(0.0, 0.0, 1), (1.0, 0.0, 0), (1.0, 0.5, 1)])
+def test_targets_that_a_model_answers_for_new_samples_are_related(sense, repeated, told):
+    """However weak the relation, and however few rows the tests have; of samples that come again it may be memory."""
+    judge, noise = Judge((UnrelatedTargets(),), strict=True), np.random.default_rng(0)
+    facts = {"loss.over_constant": 0.99, "loss.known": 1.0, "target.distinct": 9.0, "target.tested": 256.0}
+    facts |= {"target.dependence": 1.5, "target.repeated": repeated, "loss.sense": sense}
+    for step in range(1, 100):
+        evidence = evidence_of(step, {name: {"head": value} for name, value in facts.items()})
+        readings = Reading.run("loss", 1 + 0.05 * noise.normal()), Reading.run("gradient.cosine", 0.0)
+        judge.check(StepRecord(step, 0.0, readings, evidence=evidence))
+    assert len(judge.issues) == told
 
 
 @pytest.mark.parametrize(("share", "over"), [(1.0, False), (0.8, True)])
