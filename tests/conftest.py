@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from gradflow_export import config, exporter
+from gradflow_export import config
 from gradflow_export.engine import backlog
 from gradflow_export.engine import exporter_report as reports
 
@@ -26,7 +26,7 @@ settings.register_profile(
 settings.load_profile("same")
 
 # How long the end of a run, and training, wait for the worker: on a slow machine with other work that may take long.
-exporter.CLOSE_SECONDS = reports.CLOSE_SECONDS = 100.0
+reports.CLOSE_SECONDS = 100.0
 backlog.ROOM_SECONDS = backlog.JUDGE_SECONDS = 30.0
 
 # What a run reads depends on no clock, unless a test is about the budget.

@@ -145,7 +145,7 @@ def fits(chunk: Chunk, data: Any) -> bool:
         return is_names(data)
     if kind == "gap":
         return isinstance(data, dict) and all(is_whole(data.get(name)) for name in ("first", "last", "steps"))
-    return isinstance(data, dict if kind == "meta" else list)
+    return isinstance(data, dict if kind in {"meta", "end"} else list)
 
 
 def parsed(stored: Any) -> Any:

@@ -6,9 +6,8 @@ import time
 import pytest
 
 from gradflow_export import Exporter, JsonlWriter, MemoryWriter
-from gradflow_export import exporter as exporter_module
 from gradflow_export.cli.report import summarise
-from gradflow_export.engine import backlog
+from gradflow_export.engine import backlog, exporter_report
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.records.step_record import Gap, Reading, RunInfo, StepRecord
 from gradflow_export.storage.jsonl import LineEncoder
@@ -131,7 +130,7 @@ def test_what_waiting_steps_took_is_no_leak_of_the_loop(loop, monkeypatch):
 
 def test_close_goes_on_as_long_as_something_is_written(loop, monkeypatch):
     """Closing takes many times as long as it waits for a sign of life, and loses nothing."""
-    monkeypatch.setattr(exporter_module, "CLOSE_SECONDS", 1.0)
+    monkeypatch.setattr(exporter_report, "CLOSE_SECONDS", 1.0)
     slow = Slow(0.06)
     exporter = Exporter(loop.model, backends=[slow]).watch()
     loop.train(30)
@@ -143,7 +142,7 @@ def test_close_goes_on_as_long_as_something_is_written(loop, monkeypatch):
 
 def test_a_worker_that_stands_still_is_given_up_and_said(loop, monkeypatch, hurried, said):
     """One line and the verdict say how many steps were lost; what is written after all is not counted as lost."""
-    monkeypatch.setattr(exporter_module, "CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr(exporter_report, "CLOSE_SECONDS", 0.3)
     slow = Slow()
     exporter = Exporter(loop.model, backends=[slow]).watch()
     loop.train(10)

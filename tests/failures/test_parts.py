@@ -172,7 +172,7 @@ def test_analyzers(answer, loop, said):
     exporter.close()
     failed = answer in {"raises", "words"}
     assert calls == ([1] if failed else [1, 2, 3, 4])
-    assert len(said("analyzer 'mine' failed and is disabled")) == len(said()) == failed
+    assert len(said("analyzer 'mine' failed at step 1 and is disabled")) == len(said()) == failed
     wanted = {"ok": [1.0, 2.0, 3.0, 4.0], "infinite": [float("inf")] * 4}.get(answer, [None] * 4)
     assert [r.value("custom.mine.a") for r in memory.records] == wanted
 

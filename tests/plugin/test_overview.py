@@ -6,8 +6,9 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.hparams import plugin_data_pb2
 from werkzeug.test import Client
 
-from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import IssueType, RunInfo, Severity, StepRecord
 from gradflow_export.storage.event_codec import frame, summary_metadata, version_event
+from gradflow_export.writers import TensorBoardWriter
 from tensorboard_plugin_gradflow.hyperparameters import Hyperparameters
 from tensorboard_plugin_gradflow.standalone import ViewerApp
 
@@ -66,6 +67,20 @@ def test_each_run_tells_what_it_came_to(tmp_path, logs, ask):
     assert sick["loss"]["last"] == pytest.approx(float(np.median([1 / (1 + step) for step in range(396, 401)])))
     assert runs["fine"]["verdict"] is None
     assert runs["fine"]["loss"] is None
+
+
+@pytest.mark.parametrize("error", ["", "KeyError: 'x' (step 3)"])
+def test_the_exception_that_ended_a_run_is_told(tmp_path, logs, ask, error):
+    """As gradflow report tells it; the end of a session is no damaged record."""
+    writer = TensorBoardWriter(tmp_path / "a")
+    writer.open(RunInfo(logs.session_name(), logs.EPOCH))
+    for record in logs.plain_records(range(1, 4)):
+        writer.write(record)
+    writer.ended_by(error)
+    writer.close()
+    run = ask()[1]["a"]
+    assert (run["damaged"], run["state"]) == (0, "closed")
+    assert (f"ended by an exception {error}" in str(run["said"])) is bool(error)
 
 
 def test_a_run_that_grows_is_told_anew(tmp_path, logs):
