@@ -17,7 +17,7 @@ from gradflow_export.records.step_record import FloatArray, Issue, IssueType, Re
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History, SiteSeries
-from gradflow_export.rules.signals import connections, converged, follows, owner, taking_turns
+from gradflow_export.rules.signals import connected, connections, converged, follows, owner, taking_turns
 
 NOT_OWNED = "not in an optimizer"
 NO_GRADIENT = "no gradient"
@@ -94,7 +94,7 @@ class Stagnation(Rule):
         reasons = self._reasons(record, sites, still & ~np.isin(sites, [*cut])) | {CUT: tuple(cut)}
         if NOT_OWNED in reasons:
             # An optimizer that steps more rarely than another has no learning rate to tell at this step.
-            held = _with(history, Wiring.OWNED)
+            held = connected(history, Wiring.OWNED)
             reasons[NOT_OWNED] = tuple(site for site in reasons[NOT_OWNED] if site not in held)
         if converged(history):
             reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
@@ -321,13 +321,6 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
 """What to do, by the reason."""
 
 
-def _with(history: History, bit: Wiring) -> set[str]:
-    """Return the parameters that had a connection in any reading of the window."""
-    wiring = history.at_sites("connection.state")
-    here = ((connections(wiring) & bit) > 0).any(axis=0)
-    return {wiring.sites[index] for index in np.flatnonzero(here)}
-
-
 def _leave_followers(reasons: dict[str, tuple[str, ...]], history: History) -> None:
     """Take out target networks and the like, which get no gradient on purpose."""
     wiring = history.at_sites("connection.state")
@@ -342,7 +335,7 @@ def _part_unchosen(reasons: dict[str, tuple[str, ...]], alive: set[str], history
     norms, routed = history.at_sites("parameter.gradient_norm"), taking_turns(history)
     learned = {norms.sites[index] for index in np.flatnonzero(norms.first > 0)}
     unchosen: list[str] = []
-    for why, unsent in ((NO_GRADIENT, learned | _with(history, Wiring.UNCALLED)), (ZERO_GRADIENT, set())):
+    for why, unsent in ((NO_GRADIENT, learned | connected(history, Wiring.UNCALLED)), (ZERO_GRADIENT, set())):
         names = reasons.get(why, ())
         idle = {n for n in names if pattern(n) in alive and (n in unsent or pattern(n) in routed)}
         unchosen += [name for name in names if name in idle]
