@@ -198,7 +198,9 @@ class LearningRate(Rule):
         known = int(history.at_sites("loss.over_constant").present.sum()) > 2
         flat = none_better(history, 0.9, 3) if known else signed or stuck(history, record.step, self.settle) or None
         timid = ratio < self.timid and flat is not None and not fell(history)
-        lasts = agree >= self.ahead * ratio * record.step and now > self.halfway * first and not signed
+        # Steps that are too short do not drive a loss far above where it began.
+        near = not signed and self.halfway * first < now < first / self.halfway
+        lasts = near and agree >= self.ahead * ratio * record.step
         rises = rate.last > 1.05 * rate.values[-30:].min(initial=math.inf)
         return agree if timid or (lasts and not rises and record.step >= self.patient) else 0.0
 
