@@ -38,11 +38,12 @@ static inline uint64_t bits_of_double(double value) {
     return bits;
 }
 
-/* One function per type of entry. READ(i) gives entry i as REAL. A NaN compares false and leaves max and min alone. */
+/* One function per type of entry, which adds to what is known. READ(i) gives entry i as REAL. A NaN compares false and
+ * leaves max and min alone. */
 #define DEFINE_CHUNK(NAME, ENTRY, REAL, BITS, BITS_OF, MAGNITUDE, EXPONENT, READ)                                      \
     FOR_EACH_CPU static void NAME(const ENTRY *x, int64_t n, Sums *out) {                                              \
         REAL max[LANES], min[LANES];                                                                                   \
-        Sums sums = NOTHING;                                                                                           \
+        Sums sums = *out;                                                                                              \
         for (int j = 0; j < LANES; j++) {                                                                              \
             max[j] = (REAL)-INFINITY;                                                                                  \
             min[j] = (REAL)INFINITY;                                                                                   \
@@ -163,19 +164,18 @@ typedef struct {
     const Sketch *sketch;
 } Work;
 
-/* Read a part that the processor keeps, and add it while it does. */
+/* Read a part that the second cache keeps, and add it while it does: see sketch.c. */
 static void sum_and_add(const Work *work, int64_t group, const Piece *piece, Sums *out) {
-    double squares = 0.0;
-    for (int64_t at = 0; at < piece->n; at += RUN) {
-        int64_t n = piece->n - at < RUN ? piece->n - at : RUN;
-        const char *data = piece->data + at * size_of(piece->kind);
-        if (work->squares_only) squares += squares_of(data, n, piece->kind);
+    for (int64_t at = 0; at < piece->n; at += AT_ONCE) {
+        int64_t n = piece->n - at < AT_ONCE ? piece->n - at : AT_ONCE, size = size_of(piece->kind);
+        const char *data = piece->data + at * size;
+        if (work->squares_only)
+            for (int64_t i = 0; i < n; i += RUN) /* the same bits as without signed sums */
+                out->squares += squares_of(data + i * size, n - i < RUN ? n - i : RUN, piece->kind);
+        else
+            sum_chunk(data, n, piece->kind, out);
         gradflow_add(work->sketch, group, data, piece->start + at, n, piece->place, piece->kind);
     }
-    if (work->squares_only)
-        out->squares = squares;
-    else
-        sum_chunk(piece->data, piece->n, piece->kind, out);
 }
 
 static void *take_pieces(void *argument) {
@@ -191,6 +191,7 @@ static void *take_pieces(void *argument) {
             const Piece *piece = &work->pieces[i];
             /* Small arrays lie apart, and the first lines of each are waited for: ask for those of the next one now. */
             if (i + 1 < work->count) fetch_ahead(piece[1].data, AHEAD);
+            work->sums[i] = NOTHING;
             if (work->sketch != NULL)
                 sum_and_add(work, group, piece, &work->sums[i]);
             else if (work->squares_only)

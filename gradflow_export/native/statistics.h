@@ -78,15 +78,14 @@ typedef struct {
     void *sums;         /* [groups][buckets], the first of which is the result; of double where `wide`, else float */
     int64_t buckets, groups;
     uint64_t seed;
-    int32_t direct, squares, wide; /* whether each entry has a place of its own; whether to sum squares too */
+    int32_t direct, wide; /* direct: each entry has a place of its own */
 } Sketch;
 
-enum { SKETCH_BLOCK = 1024, SKETCH_SIGNS = 5 * SKETCH_BLOCK };
+enum { SKETCH_BLOCK = 1024, SKETCH_SIGNS = 5 * SKETCH_BLOCK, AT_ONCE = 64 * SKETCH_BLOCK };
 
-/* Add entries start, start + 1, ... of a tensor, which lie at data; its first place, or what tells it from others.
- * Returns the sum of their squares where the sketch asks for it. */
-double gradflow_add(const Sketch *sketch, int64_t group, const char *data, int64_t start, int64_t n, int64_t place,
-                    int32_t kind);
+/* Add entries start, start + 1, ... of a tensor, which lie at data; its first place, or what tells it from others. */
+void gradflow_add(const Sketch *sketch, int64_t group, const char *data, int64_t start, int64_t n, int64_t place,
+                  int32_t kind);
 
 /* The six rows of gradflow_statistics, or with norms_only the first of them; with a sketch, signed sums of the tensors
  * at `places` too. 1 when there is no memory. */

@@ -89,7 +89,6 @@ class _Sketch(ctypes.Structure):
         ("groups", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         ("direct", ctypes.c_int32),
-        ("squares", ctypes.c_int32),
         ("wide", ctypes.c_int32),
     ]
 
@@ -182,7 +181,7 @@ class TensorReader:
             signs = None if sums is None else sums.signs.ctypes.data
             buckets, direct = (0, 0) if sums is None else (sums.buckets, int(sums.direct))
             wide = int(sums is not None and sums.wide)
-            sketch = _Sketch(signs, held.ctypes.data, buckets, groups, 0, direct, 0, wide)
+            sketch = _Sketch(signs, held.ctypes.data, buckets, groups, 0, direct, wide)
             self._sketches.append((ctypes.byref(sketch), ctypes.c_void_p(held.ctypes.data), held))
 
     @property

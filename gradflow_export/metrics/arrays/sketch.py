@@ -32,7 +32,7 @@ BUCKETS = 2**12
 NORM_ERROR = math.sqrt(0.5 / BUCKETS)
 """Greatest relative standard error of a norm that is estimated from them, 0.011."""
 
-_PASS, _PARTS = 2**18, 4
+_PASS, _PARTS, _LONG = 2**18, 4, 2**20
 _MASK = np.uint64(2**64 - 1)
 
 
@@ -78,9 +78,10 @@ def _by_library(tensor: Tensor, seed: int, without: Tensor | None, squares: bool
     interface = usable_interface()
     if interface is None or type(tensor) not in PLAIN:
         return None
-    sums, total = np.zeros((_PARTS, BUCKETS)), np.zeros(1)
+    parts = _PARTS if tensor.numel() >= _LONG else 1
+    sums, total = np.zeros((parts, BUCKETS)), np.zeros(1)
     rows = np.zeros(0, dtype=np.int64) if without is None else np.ascontiguousarray(without.numpy())
-    failed = native.function("gradflow_signed_sums", release=True)(
+    failed = native.function("gradflow_signed_parts", release=True)(
         interface,
         ctypes.c_void_p(address_of(tensor)),
         ctypes.c_int64(_width(tensor)),
@@ -89,6 +90,7 @@ def _by_library(tensor: Tensor, seed: int, without: Tensor | None, squares: bool
         ctypes.c_uint64(seed),
         ctypes.c_void_p(signs().ctypes.data),
         ctypes.c_int64(BUCKETS),
+        ctypes.c_int32(parts),
         ctypes.c_int32(torch.get_num_threads()),
         ctypes.c_void_p(sums.ctypes.data),
         ctypes.c_void_p(total.ctypes.data if squares else None),
