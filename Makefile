@@ -7,7 +7,7 @@ FRONTEND := tb_plugin/frontend
 DOCS := .venv-docs
 WHEELS := .venv-wheels
 
-.PHONY: help install demo screenshots performance test test-versions test-wandb-versions test-trackers test-frameworks test-verdicts test-verdicts-inputs lint types format frontend schema docs test-docs dist wheels clean
+.PHONY: help install demo screenshots performance test test-versions test-wandb-versions test-trackers test-frameworks test-doctor test-verdicts test-verdicts-inputs lint types format frontend schema docs test-docs dist wheels clean
 .DELETE_ON_ERROR:
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make test-wandb-versions  run all W&B tests on three releases of wandb (part of test-versions)"
 	@echo "make test-trackers  run the adapters for MLflow, SwanLab, Aim and ClearML against the real packages"
 	@echo "make test-frameworks  run the integrations in the real frameworks; writes the table of docs/integrations.md"
+	@echo "make test-doctor  run the doctor on a script for each of its treatments"
 	@echo "make test-verdicts  run the tests of verdicts under the arithmetic of other machines"
 	@echo "make lint      ruff: rules and format; prettier for the panel (needs Node 20 and npm)"
 	@echo "make types     mypy --strict"
@@ -59,13 +60,19 @@ performance: $(VENV)/.stamp-test,benchmarks
 	$(BIN)/python benchmarks/performance.py $(PERFORMANCE)
 
 # Small models wait for each other's threads where other work shares the cores, and threads that wait in a loop take the others a core.
-test test-verdicts test-verdicts-inputs: export OMP_NUM_THREADS ?= 1
-test test-verdicts test-verdicts-inputs: export OMP_WAIT_POLICY ?= PASSIVE
+test test-doctor test-verdicts test-verdicts-inputs: export OMP_NUM_THREADS ?= 1
+test test-doctor test-verdicts test-verdicts-inputs: export OMP_WAIT_POLICY ?= PASSIVE
 # Whole lives of a session of W&B take minutes; `make test-wandb-versions` has them.
 LIVES := life ends replay exporter_life offline patterns
+# So does the doctor on a script for each treatment; `make test-doctor` has these.
+TREATMENTS := batches sizes treatments
 # The longest files come first (tests/conftest.py), so that no worker is left alone with one at the end.
 test: $(VENV)/.stamp-test
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(LIVES:%=--ignore=tests/wandb_core/test_%.py)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(LIVES:%=--ignore=tests/wandb_core/test_%.py) \
+		$(TREATMENTS:%=--ignore=tests/unit/test_experiments_%.py)
+
+test-doctor: $(VENV)/.stamp-test
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(TREATMENTS:%=tests/unit/test_experiments_%.py)
 
 # Makes four environments of several GB each; takes hours. VERSIONS="--torch 2.9 --python 3.10" runs one pair.
 test-versions:
