@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; return 1 where a run has an open issue as severe as ``--fail-on`` says, else 0.
 
     Raises:
-        ArgumentError: ``--fail-on`` was given, and a run has no step that could have shown an issue.
+        ArgumentError: ``--fail-on`` was given, and a run has no step that could have shown an issue, or damaged files.
     """
     stored = [(path, each) for path in runs_below(args.logdir).values() for each in runs_in(path)]
     alone = len({path for path, _ in stored}) == 1
@@ -70,6 +70,10 @@ def run(args: argparse.Namespace) -> int:
     empty = [str(path) for path, _, summary in found if not summary.course.stepped]
     if empty:
         raise ArgumentError(f"--fail-on found no optimizer step in {', '.join(empty)}; nothing can be said of it.")
+    damaged = [str(path) for path, each, _ in found if each.skipped]
+    if damaged:
+        where = ", ".join(damaged)
+        raise ArgumentError(f"--fail-on found no such issue, but files in {where} are damaged: nothing can be said of it.")
     return 0
 
 
@@ -124,7 +128,7 @@ def summarise(stored: Run, *, whole: bool = True) -> RunSummary:
         summary.add(record)
     unwritten = {"": sum(gap.steps for gap in stored.gaps)}
     after = None if stored.closed else summary.last
-    summary.lost_steps = LostSteps(summary.lost_steps.dropped, unwritten, after, stored.error)
+    summary.lost_steps = LostSteps(summary.lost_steps.dropped, unwritten, after, stored.error, stored.skipped)
     return summary
 
 
@@ -135,6 +139,7 @@ def _kept(stored: Run) -> dict[str, Any]:
         "replaced": list(stored.replaced),
         "closed": stored.closed,
         "error": stored.error,
+        "damaged": stored.skipped,
         "missing": [{"first": g.first, "last": g.last, "steps": g.steps, "reason": g.reason} for g in stored.gaps],
     }
 

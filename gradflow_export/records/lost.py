@@ -19,12 +19,14 @@ class LostSteps:
         unwritten: Records that a writer did not take, by the writer's name.
         after: The last step in the files of a run that was not closed, of which nobody knows what came then.
         error: The exception that ended the run, with its step, such as ``"at step 3 (ValueError)"``.
+        damaged: Parts of the files that could not be read, of which nobody knows what they held.
     """
 
     dropped: Mapping[str, int] = field(default_factory=dict)
     unwritten: Mapping[str, int] = field(default_factory=dict)
     after: int | None = None
     error: str = ""
+    damaged: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.phrase)
@@ -47,6 +49,8 @@ class LostSteps:
         why = ", ".join(reason if len(found) == 1 else f"{count} {reason}" for reason, count in found.items())
         parts = [f"{_steps(self.total)} lost ({why})"] if found else []
         parts += [f"{_steps(count)} not written by {name}" for name, count in self.unwritten.items() if count and name]
+        if self.damaged:
+            parts.append(f"{self.damaged} part{'s' * (self.damaged > 1)} of the files could not be read (damaged)")
         parts += [] if self.after is None else [f"not closed: steps after {self.after} are unknown"]
         parts += [f"ended by an exception {self.error}"] if self.error else []
         return "; ".join(parts)

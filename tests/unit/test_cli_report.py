@@ -49,6 +49,24 @@ def report(capsys, *argv):
     return code, captured.out, captured.err
 
 
+@pytest.mark.parametrize("backend", ["tensorboard", "jsonl"])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+def test_damaged_files_are_not_called_healthy(tmp_path, capsys, backend, share):
+    """Whichever part was overwritten: it is said, and a check of the status does not pass."""
+    write(tmp_path, [4.0 / step for step in range(1, 200)], backend=backend)
+    assert "healthy: no open problem" in report(capsys, tmp_path, "--fail-on", "HIGH")[1]
+    (file,) = [path for path in tmp_path.iterdir() if path.is_file() and path.stat().st_size > 1000]
+    data = bytearray(file.read_bytes())
+    start = int(share * len(data))
+    data[start : start + len(data) // 20] = bytes(len(data) // 20)
+    file.write_bytes(bytes(data))
+    code, out, err = report(capsys, tmp_path, "--fail-on", "HIGH")
+    assert code == 2
+    assert "damaged" in err
+    assert "could not be read (damaged)" in out
+    assert "  healthy: " not in out
+
+
 def refuse(constant):
     """Refuse what is not JSON."""
     raise AssertionError(f"{constant} is not JSON")

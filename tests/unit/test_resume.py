@@ -149,6 +149,34 @@ def test_a_loss_that_is_higher_since_training_was_resumed_is_reported_with_what_
     assert ("weights of" in issue.message) is ("weights of" in "".join(said))
 
 
+def slow(folder, model, steps, start_step=0):
+    """Train a classifier of products, whose loss still falls fast when it is stopped."""
+    optimizer, data = adam(model), torch.Generator().manual_seed(start_step)
+    exporter = Exporter(model, logdir=folder, start_step=start_step, strict=True, verbose=0, synchronous=True)
+    with exporter.watch():
+        for _ in range(steps):
+            inputs = torch.randn(64, 16, generator=data)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), (inputs[:, 0] * inputs[:, 1] > 0).long()).backward()
+            optimizer.step()
+    return exporter
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+def test_a_checkpoint_that_is_not_loaded_is_the_cause_however_the_loss_fell_before(tmp_path, scale):
+    """Until the end, though chance is not far above what a steep loss varied by; weights are not called initial ones."""
+    slow(tmp_path, mlp(), 280)
+    model = mlp(1)
+    with torch.no_grad():
+        [parameter.mul_(scale) for parameter in model.parameters()]
+    found = [
+        issue for issue in slow(tmp_path, model, 60, 280).issues if issue.open and issue.severity >= Severity.MEDIUM
+    ]
+    causes = [issue for issue in found if issue.explained_by is None]
+    assert "resumed" in [issue.cause for issue in causes]
+    assert IssueType.BAD_INIT not in [issue.issue_type for issue in found]
+
+
 @pytest.mark.parametrize("given", [{}, {"state": False}, {"size": 8}, {"rate": 1e-3}])
 def test_a_resumed_run_that_learns_on_is_healthy(stopped, tmp_path, given):
     """With all that was saved, with a new optimizer, with smaller batches, and with another rate."""

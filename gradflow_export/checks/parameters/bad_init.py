@@ -55,7 +55,8 @@ class BadInit(Check):
 
     Not reported:
         Zeros that change at the first step, as in residual branches and adapters; rows whose symmetry another layer
-        breaks; large weights whose predictions are no worse than a constant; large inputs, which are DATA_SCALE.
+        breaks; large weights whose predictions are no worse than a constant; large inputs, which are DATA_SCALE; the
+        scale of weights that training is resumed with.
 
     Source: symmetry, Goodfellow et al. 2016, Deep Learning, section 8.4; gain of a layer, He et al. 2015,
     arXiv:1502.01852.
@@ -126,6 +127,9 @@ class BadInit(Check):
             if first
             else (*self._alike(record, history), *_doubles(record, self.alike), *_siblings(record, self.alike))
         )
+        losses, read = history.run("loss").whole()[0], history.at_sites("parameter.initial_gain").steps
+        if len(losses) and len(read) and losses[0] < read[0]:
+            return later  # resumed, or added later: not the weights that the first losses are of
         looks = (self._large, self._head, self._one_sided, self._steep) if record.step >= self.after else (self._head,)
         due = looks if self._due_to_weights(record, history) else ()
         large = [finding for look in due for finding in look(record, history)][:1]

@@ -56,7 +56,7 @@ def compared(before: Earlier, step: int, stateless: Callable[[], bool]) -> Itera
     if len(losses) >= LOOKED:
         last, first = losses[-2 * LOOKED :], median(losses[: LOOKED // 2])
         level, was = median(last), median(last[-LOOKED // 2 :])
-        noise = 1.4826 * median(np.abs(last - level))
+        noise = 1.4826 * median(np.abs(np.diff(last))) / math.sqrt(2)  # beside what they fall by
         limit = max(level + max(6 * noise, 0.05 * (first - level), 0.1 * level), float(last.max()))
         yield Resumed(step=step, was=was, limit=limit, before=before, stateless=stateless)
 
