@@ -80,7 +80,7 @@ class Draws:
         if not (part or loaded or kept or (gone and self._is_held(first.name, x))):
             return
         y = None if targets is None or len(targets) != len(x) else local(targets)
-        known = [each for each in (x, y) if each is not None]
+        known = [torch.view_as_real(each) if each.is_complex() else each for each in (x, y) if each is not None]
         parts = [each.reshape(len(x), -1)[:, :COLUMNS].to(x.device, torch.float32) for each in known]
         fact = "input.kept" if kept else "input.repeats"
         read = partial(self._count, fact, first.name, parts[0].shape[1], loaded)

@@ -72,8 +72,7 @@ def run(args: argparse.Namespace) -> int:
         raise ArgumentError(f"--fail-on found no optimizer step in {', '.join(empty)}; nothing can be said of it.")
     damaged = [str(path) for path, each, _ in found if each.skipped]
     if damaged:
-        where = ", ".join(damaged)
-        raise ArgumentError(f"--fail-on found no such issue, but files in {where} are damaged: nothing can be said of it.")
+        raise ArgumentError(f"--fail-on found no such issue, but damaged files in {', '.join(damaged)}.")
     return 0
 
 
