@@ -62,15 +62,15 @@ def test_classes_are_one_part():
 def test_a_sign_that_is_random_leaves_the_square(even):
     """One column follows from the inputs, of one the size alone, and one is noise whose size follows from them."""
     memory, noise = Remembered(), np.random.default_rng(0)
-    found = Found(kind="squared", inputs=3, outputs=3, own=True, count=32, even=even)
+    found = Found(kind="squared", inputs=4, outputs=3, own=True, count=32, even=even)
     for _ in range(24):
-        x = noise.normal(size=(32, 3))
+        x = noise.normal(size=(32, 4))
         signs = noise.choice([-1.0, 1.0], 32)
-        y = np.column_stack([x[:, 0], signs * (2.0 + x[:, 1]), np.exp(x[:, 2]) * noise.normal(size=32)])
+        y = np.column_stack([x[:, 0], signs * (2.0 + x[:, 1]), (1.0 + np.abs(x[:, 2])) * noise.normal(size=32)])
         told = memory.take(found, np.column_stack([x, x[:, :1], np.zeros((32, 2)), y]))
     assert ("column.least" in told) is even
     if even:
         assert set(told["column.over_constant"]) == {"[1]", "[2]"}
-        assert all(value > 0.9 for value in told["column.attained"].values())
+        assert all(value > 0.8 for value in told["column.attained"].values())
         assert told["column.square"]["[1]"] < 0.2
         assert told["column.square"]["[2]"] > 0.6
