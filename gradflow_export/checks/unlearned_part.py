@@ -14,6 +14,7 @@ from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import OTHERS, past, seen, values_of
 from gradflow_export.rules.history import History
 
+_READ = ("over_constant", "attained", "square")
 BEHIND = 0.6
 """Share of the loss of its best constant prediction above which it is asked what is known of a column."""
 
@@ -73,7 +74,8 @@ class UnlearnedPart(Check):
         hardly: Fraction of that below which a part is not learned.
         level: Minimum fraction of the loss of the best constant prediction for a random sign, of model and fit.
         square: Maximum fraction of the variance of its square that the fit leaves.
-        tests: Minimum number of tests.
+        tests: Minimum number of tests in the later two thirds of the steps.
+        patience: One; ``tests`` already requires persistence.
     """
 
     settle: int = 120
@@ -83,15 +85,13 @@ class UnlearnedPart(Check):
     level: float = 0.85
     square: float = 0.5
     tests: int = 3
-    patience: int = 2
+    patience: int = 1
 
     name: ClassVar[str] = "unlearned-part"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING, IssueType.BAD_TARGETS)
-    evidence: ClassVar[tuple[str, ...]] = tuple(
-        f"column.{name}" for name in ("least", "over_constant", "attained", "square")
-    )
-    remembers: ClassVar[tuple[str, ...]] = ("column.least", "column.over_constant", "column.attained")
+    evidence: ClassVar[tuple[str, ...]] = ("column.least", *(f"column.{name}" for name in _READ))
+    remembers: ClassVar[tuple[str, ...]] = evidence
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the columns that are behind."""
@@ -100,8 +100,8 @@ class UnlearnedPart(Check):
         behind = values_of(record, "column.over_constant")
         if record.step < self.settle or best > self.learned or not behind:
             return ()
-        left = tuple(part for part in behind if self._left(record, history, part))
-        turned = tuple(part for part, share in behind.items() if self._turned(record, part, share))
+        known = {part: self._known(record, history, part) for part in behind}
+        left, turned = (tuple(part for part in behind if known[part] == what) for what in ("left", "turned"))
         found = []
         if left:
             share, fit = behind[left[0]], seen(record, "column.attained", left[0]) or 0.0
@@ -124,17 +124,17 @@ class UnlearnedPart(Check):
                 )
             )
         if turned:
-            known = 1.0 - (seen(record, "column.square", turned[0]) or 0.0)
+            explained = 1.0 - (seen(record, "column.square", turned[0]) or 0.0)
             found.append(
                 Finding(
                     IssueType.BAD_TARGETS,
                     Severity.MEDIUM,
                     ("target",),
-                    known,
+                    explained,
                     1.0 - self.square,
                     f"The targets of {some(turned)} have a random sign: a closed-form fit explains "
-                    f"{number(100 * known)} % of the squared distance from their mean and nothing of themselves, and "
-                    f"the model predicts their mean, while other parts of the loss are at {number(100 * best)} % of "
+                    f"{number(100 * explained)} % of the squared distance from their mean and nothing of themselves; "
+                    f"the model predicts their mean, and other parts of the loss are at {number(100 * best)} % of "
                     "that of the best constant prediction.",
                     "transform inputs and targets together: a mirrored picture has mirrored points, x, points[:, 0] = "
                     "x.flip(-1), -points[:, 0]; a sign or a direction that the inputs do not show needs a loss that "
@@ -146,18 +146,15 @@ class UnlearnedPart(Check):
             )
         return tuple(found)
 
-    def _left(self, record: StepRecord, history: History, part: str) -> bool:
-        """Whether a fit knows most of what a part has not learned, and will not soon."""
+    def _known(self, record: StepRecord, history: History, part: str) -> str:
+        """Return whether a part is left to learn, or its size follows from the inputs and its sign does not."""
         series, late = history.at_sites("column.over_constant"), record.step / 3.0
         steps = series.steps[series.steps >= late].astype(np.float64)
-        fits, shares = (past(history, f"column.{name}", part, late) for name in ("attained", "over_constant"))
+        shares, fits, squares = (past(history, f"column.{name}", part, late) for name in _READ)
         if not self.tests <= len(shares) == len(steps) or len(fits) < self.tests:
-            return False
-        fit, share = 1.0 - median(fits), float(shares[-self.tests :].min())
-        pace = max(0.0, -theil_sen(steps, shares) * record.step)
-        return fit >= self.open and not 1.0 - share + pace >= self.hardly * fit
-
-    def _turned(self, record: StepRecord, part: str, share: float) -> bool:
-        """Whether the size of what a part is to be follows from the inputs, and its sign does not."""
-        fit, square = (seen(record, f"column.{name}", part) for name in ("attained", "square"))
-        return fit is not None and square is not None and min(fit, share) >= self.level and square <= self.square
+            return ""
+        fit, pace = 1.0 - median(fits), max(0.0, -theil_sen(steps, shares) * record.step)
+        if fit >= self.open:
+            return "left" if 1.0 - shares[-self.tests :].min() + pace < self.hardly * fit else ""
+        turned = min(1.0 - fit, median(shares)) >= self.level and len(squares) and median(squares) <= self.square
+        return "turned" if turned else ""
