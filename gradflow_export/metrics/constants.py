@@ -58,7 +58,8 @@ def constant_losses(kind: Kind, targets: Floats) -> Floats:
         return np.array([_entropy(np.array([p, 1.0 - p])) for p in np.clip(targets.mean(axis=0), 0.0, 1.0)])
     if kind == "squared":
         return np.asarray(targets.var(axis=0))
-    return entries(kind, np.broadcast_to([median(column) for column in targets.T], targets.shape), targets).mean(axis=0)
+    typical = np.broadcast_to([median(column) for column in targets.T], targets.shape)
+    return np.asarray(entries(kind, typical, targets).mean(axis=0))
 
 
 def losses(kind: Kind, predictions: Floats, targets: Floats) -> Floats:
