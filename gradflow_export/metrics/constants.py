@@ -17,7 +17,7 @@ PICKED: frozenset[Kind] = frozenset(("classes", "margin"))
 LEAST_SHARE = 0.02
 """Least probability that a fit by least squares is taken to mean."""
 MOST_COLUMNS = 32
-"""Columns of targets that are told apart, at most; of more a column is a pixel, or one of many."""
+"""Columns of targets that are judged separately, at most; of more a column is a pixel, or one of many."""
 MOST_FALLS = 8
 """Places at which the scores of the best constant prediction to a margin loss may fall."""
 
