@@ -26,6 +26,7 @@ from gradflow_export.autograd_graph.loss_shape import (
     over_positions,
     shape_of,
     twice,
+    weighs_samples,
 )
 from gradflow_export.autograd_graph.nodes import Op, below, by_number, inputs, is_variant, kind_of, sources
 from gradflow_export.autograd_graph.picked_loss import picked_loss
@@ -137,6 +138,7 @@ class Term:
         difference: Predictions less targets, where these may be two vectors along different dimensions.
         signs: Labels that are to be -1 or 1.
         summed: Whether all entries are added up at once, as ``F.cross_entropy`` does.
+        even: Whether all samples count alike: none is masked.
         mistakes: What its structure shows, with a number each.
     """
 
@@ -150,6 +152,7 @@ class Term:
     difference: Tensor | None = None
     signs: Tensor | None = None
     summed: bool = False
+    even: bool = True
     mistakes: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -181,24 +184,25 @@ def terms_of(root: Tensor) -> tuple[list[Term], bool]:
     """
     found: list[Term] = []
     whole = True
-    waiting: deque[tuple[Node, float, bool, bool]] = deque([(root.grad_fn, 1.0, False, True)])
+    waiting: deque[tuple[Node, float, bool, bool, bool]] = deque([(root.grad_fn, 1.0, False, True, True)])
     seen: set[Node] = {root.grad_fn}
     while waiting and len(seen) < _NEAR:
-        node, sign, summed, alike = waiting.popleft()
+        node, sign, summed, alike, even = waiting.popleft()
         term = _special(node) or (_picked(node, sign) if alike else None) or _term(node)
         if term is not None:
-            term.summed = summed
+            term.summed, term.even = summed, even
             # Logarithms of probabilities are summed up and turned round: there the sign is that of a loss.
             if kind_of(node) not in _PICKS and (sign > 0) == (term.kind == "soft" and _IN_KL.isdisjoint(term.mistakes)):
                 term.mistakes[MAXIMISED] = 1.0
             found.append(term)
             continue
         if kind_of(node) in _ARITHMETIC or kind_of(node) in _PICKS:
+            even &= not weighs_samples(node)
             for index, source in enumerate(inputs(node)):
                 if source is not None and source not in seen:
                     seen.add(source)
                     every = alike and (kind_of(node) not in {Op.DIV, Op.MUL} or by_number(node))
-                    waiting.append((source, sign * sign_of(node, index), is_variant(node, Op.SUM, 0), every))
+                    waiting.append((source, sign * sign_of(node, index), is_variant(node, Op.SUM, 0), every, even))
         else:
             whole &= kind_of(node) in _PENALTIES
     return found, whole and not waiting

@@ -65,6 +65,15 @@ def factor_of(node: Node) -> float:
     return 1.0 / number if number else math.nan
 
 
+def weighs_samples(node: Node) -> bool:
+    """Whether a node gives the samples of a loss different weights, as a mask does; not the columns of all of them."""
+    shape, kind = shape_of(node), kind_of(node)
+    if not shape or shape[0] < 2 or kind not in {Op.DIV, Op.INDEX, Op.MASKED_FILL, Op.MUL, Op.WHERE} or by_number(node):
+        return False
+    factor = saved(node, "other" if below(node) is not None else "self") if kind in {Op.DIV, Op.MUL} else None
+    return factor is None or (factor.dim() == len(shape) and factor.shape[0] > 1)
+
+
 def adds_bias(node: Node) -> bool:
     """Whether a sum is with a parameter that is a vector, as where a layer is given what is not contiguous."""
     if kind_of(node) != Op.ADD:

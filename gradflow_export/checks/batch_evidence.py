@@ -203,6 +203,7 @@ class InputInstrument(Reader):
             own=layers.own and not layers.foreign and (written is None or single),
             whole=whole,
             shares=term.shares,
+            even=term.even,
             count=count,
             answers=whole and not layers.foreign and _answers(term),
             mistakes=dict(term.mistakes),

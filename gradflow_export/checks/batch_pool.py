@@ -15,9 +15,21 @@ import numpy.typing as npt
 from gradflow_export.autograd_graph.layer_graph import Straight
 from gradflow_export.checks.layers.redundant import Pair
 from gradflow_export.checks.leaked_columns import copies
+from gradflow_export.checks.unlearned_part import BEHIND, parts_of
 from gradflow_export.metrics.answers import meant
 from gradflow_export.metrics.batches import heavy_class, input_statistics
-from gradflow_export.metrics.constants import PICKED, Kind, attained, constant_loss, losses, sense
+from gradflow_export.metrics.constants import (
+    PICKED,
+    Kind,
+    attained,
+    column_fits,
+    column_levels,
+    column_losses,
+    constant_loss,
+    losses,
+    sense,
+    with_squares,
+)
 from gradflow_export.metrics.dependence import (
     MOST_ROWS,
     any_dependence,
@@ -58,7 +70,6 @@ OUTPUTS = 64
 _ODD = MappingProxyType({"turned": WEIGHTS_TURNED, "far": WEIGHTS_FAR})
 BUCKETS = 64
 """Words are counted by their number modulo this."""
-
 FEW_WORDS = 3
 """Of no more words, such as a user and an item, only both together may tell anything, which so few rows do not show."""
 
@@ -87,6 +98,7 @@ class Found:
         own: Whether a layer of the model makes the predictions, and no other network is involved.
         whole: Whether all parts of the loss are known.
         shares: Whether what is said of the classes of a sample adds up to 1.
+        even: Whether all samples count alike in this loss.
         answers: Whether all parts of the loss are known, of this model alone, and targets are answers.
         count: Predictions of the whole batch.
         mistakes: What the structure showed.
@@ -113,6 +125,7 @@ class Found:
     own: bool = False
     whole: bool = False
     shares: bool = False
+    even: bool = True
     answers: bool = False
     count: int = 0
     mistakes: dict[str, float] = field(default_factory=dict)
@@ -133,6 +146,8 @@ class Remembered:
         self._chosen: list[float] = []
         self._levels: deque[float] = deque(maxlen=10)
         self._often = np.zeros(0)
+        self._lately: deque[Floats] = deque(maxlen=TESTED_EVERY)
+        self._parts: dict[str, Floats] = {}
 
     def take(self, found: Found, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
         """Return the readings of one sample.
@@ -146,6 +161,7 @@ class Remembered:
             found, rows = _understood(found, rows)
         x = rows[:, : found.inputs]
         out: dict[str, float] = {}
+        self._parts = {}
         mistakes = dict(found.mistakes)
         if found.kind is not None:
             predictions, targets = np.split(rows[:, found.inputs :], 2, axis=1)
@@ -161,6 +177,7 @@ class Remembered:
             out["loss.idle_activations"] = float(found.idle)
             out["loss.affine_norms"] = float(sum(straight.normalised for straight in run[:-1]))
         told = {metric: {found.site: value} for metric, value in out.items() if not math.isnan(value)}
+        told.update(parts_of(found.site, self._parts))
         if out:
             told.update({metric: {found.input_site: value} for metric, value in self._copies(found).items()})
         if length > 1:
@@ -244,6 +261,7 @@ class Remembered:
         shape = (found.kind, found.inputs, found.outputs)
         if shape != self._shape:
             self._rows.clear()
+            self._lately.clear()
             self._count, self._shape = 0, shape
         # What enters may change from pass to pass, as in a game, and its rows are forgotten: not what was wanted.
         first = targets[0] if self._first is None or self._first.shape != targets[0].shape else self._first
@@ -287,8 +305,13 @@ class Remembered:
             if size > 0:
                 out["target.reach"] = float(np.sqrt(np.square(predictions).mean())) / size
         # Few readings are judged: the test takes some milliseconds, which is much beside all the rest.
-        due = found.inputs and self._readings % TESTED_EVERY == 0
-        if due and constant > 0 and (mean > LEARNED * constant or not found.bends):
+        if found.even and kind not in {"margin", "soft"} and 2 * self._uniform <= self._readings:
+            self._lately.append(column_losses(kind, predictions, targets))
+        due = self._readings % TESTED_EVERY == 0
+        if due and len(self._lately) == TESTED_EVERY:
+            self._parts["over_constant"] = np.mean(self._lately, axis=0) / column_levels(kind, y)
+        left = mean > LEARNED * constant or any((shares > BEHIND).any() for shares in self._parts.values())
+        if due and found.inputs and constant > 0 and (left or not found.bends):
             out.update(self._dependence(found, constant, tested=mean > LEVEL * constant or not found.bends))
         return out
 
@@ -327,9 +350,10 @@ class Remembered:
             out["target.tested"] = float(len(x))
         # What gives out its inputs, through a code or noise, is no worse for a fit that has neither.
         copied = found.kind not in PICKED and x.shape == y.shape and x.shape[1] > 1
-        fit = None if found.tokens or copied or self._readings <= 9 else left_out(x, y)
+        fit = None if found.tokens or copied or self._readings <= 9 else left_out(x, with_squares(y))
         if fit is not None and found.kind is not None:
-            out["target.attained"] = attained(found.kind, fit, y) / constant
+            out["target.attained"] = attained(found.kind, fit[:, : y.shape[1]], y) / constant
+            self._parts.update(column_fits(found.kind, fit, y) if self._parts else {})
         if not (found.bends or found.tokens):
             out["loss.unbent"] = unbent(x, y)
         return out

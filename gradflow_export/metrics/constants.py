@@ -16,6 +16,8 @@ PICKED: frozenset[Kind] = frozenset(("classes", "margin"))
 """Losses of which targets are numbers of classes."""
 LEAST_SHARE = 0.02
 """Least probability that a fit by least squares is taken to mean."""
+MOST_COLUMNS = 32
+"""Columns of targets that are judged separately, at most; of more a column is a pixel, or one of many."""
 MOST_FALLS = 8
 """Places at which the scores of the best constant prediction to a margin loss may fall."""
 
@@ -39,14 +41,25 @@ def constant_loss(kind: Kind, targets: Floats) -> float:
         return _entropy(counts / counts.sum())
     if kind == "margin":
         return _margin(np.sort(np.unique(targets[:, 0], return_counts=True)[1] / len(targets))[::-1])
-    mean = targets.mean(axis=0)
-    if kind == "soft":
-        return _entropy(mean)
+    return _entropy(targets.mean(axis=0)) if kind == "soft" else float(constant_losses(kind, targets).mean())
+
+
+def constant_losses(kind: Kind, targets: Floats) -> Floats:
+    """Return the least mean loss of one prediction for all samples, by column: :func:`constant_loss` is their mean.
+
+    Args:
+        kind: One of those whose columns are predicted apart: ``"binary"``, ``"squared"``, ``"absolute"``, ``"huber"``.
+        targets: Shape: ``[n, outputs]``.
+
+    Returns:
+        Shape: ``[outputs]``. Unit: that of the loss function.
+    """
     if kind == "binary":
-        return float(np.mean([_entropy(np.array([p, 1.0 - p])) for p in np.clip(mean, 0.0, 1.0)]))
+        return np.array([_entropy(np.array([p, 1.0 - p])) for p in np.clip(targets.mean(axis=0), 0.0, 1.0)])
     if kind == "squared":
-        return float(targets.var(axis=0).mean())
-    return float(losses(kind, np.broadcast_to([median(column) for column in targets.T], targets.shape), targets).mean())
+        return np.asarray(targets.var(axis=0))
+    typical = np.broadcast_to([median(column) for column in targets.T], targets.shape)
+    return np.asarray(entries(kind, typical, targets).mean(axis=0))
 
 
 def losses(kind: Kind, predictions: Floats, targets: Floats) -> Floats:
@@ -66,15 +79,77 @@ def losses(kind: Kind, predictions: Floats, targets: Floats) -> Floats:
         return -predictions[:, 0]
     if kind == "soft":
         return np.asarray(-(targets * predictions).sum(axis=1))
+    return np.asarray(entries(kind, predictions, targets).mean(axis=1))
+
+
+def entries(kind: Kind, predictions: Floats, targets: Floats) -> Floats:
+    """Return the loss of each sample and column.
+
+    Args:
+        kind: As for :func:`constant_losses`.
+        predictions: As for :func:`losses`.
+        targets: The same.
+
+    Returns:
+        Shape: ``[n, outputs]``. Unit: that of the loss function.
+    """
     if kind == "binary":
         sure = np.clip(predictions, 1e-12, 1.0 - 1e-12)
-        return np.asarray(-(targets * np.log(sure) + (1.0 - targets) * np.log1p(-sure)).mean(axis=1))
+        return np.asarray(-(targets * np.log(sure) + (1.0 - targets) * np.log1p(-sure)))
     distance = np.abs(predictions - targets)
     if kind == "squared":
-        return np.asarray((distance**2).mean(axis=1))
-    if kind == "absolute":
-        return np.asarray(distance.mean(axis=1))
-    return np.asarray(np.where(distance < 1.0, 0.5 * distance**2, distance - 0.5).mean(axis=1))
+        return np.asarray(distance**2)
+    return np.asarray(distance if kind == "absolute" else np.where(distance < 1.0, 0.5 * distance**2, distance - 0.5))
+
+
+def column_losses(kind: Kind, predictions: Floats, targets: Floats) -> Floats:
+    """Return the mean loss of each column; of classes, and of many columns, that of all.
+
+    Args:
+        kind: As above, but for ``"margin"`` and ``"soft"``, whose least loss is not 0.
+        predictions: As for :func:`losses`.
+        targets: The same.
+    """
+    apart = kind not in PICKED and targets.shape[1] <= MOST_COLUMNS
+    every = entries(kind, predictions, targets) if apart else losses(kind, predictions, targets)[:, None]
+    return np.asarray(every.mean(axis=0))
+
+
+def column_levels(kind: Kind, targets: Floats) -> Floats:
+    """Return the least of what :func:`column_losses` returns for one prediction; NaN where that is 0."""
+    apart = kind not in PICKED and targets.shape[1] <= MOST_COLUMNS
+    levels = constant_losses(kind, targets) if apart else np.array([constant_loss(kind, targets)])
+    return np.where(levels > 0, levels, np.nan)
+
+
+def column_fits(kind: Kind, fit: Floats, targets: Floats) -> dict[str, Floats]:
+    """Return what a fit leaves of each column's loss against its best constant, and of the variance of its square.
+
+    Args:
+        kind: As for :func:`column_losses`.
+        fit: Of :func:`with_squares` of the targets.
+        targets: As for :func:`attained`.
+    """
+    k, every = targets.shape[1], with_squares(targets)
+    left = (every - fit)[:, k:].var(axis=0) / np.maximum(every[:, k:].var(axis=0), 1e-300)
+    if kind in PICKED or k > MOST_COLUMNS:
+        shares = np.argmax(targets, axis=1)[:, None].astype(np.float64) if kind == "classes" else targets
+        return {"attained": np.array([attained(kind, fit[:, :k], targets)]) / column_levels(kind, shares)}
+    return {"attained": attained_losses(kind, fit[:, :k], targets) / column_levels(kind, targets), "square": left}
+
+
+def with_squares(targets: Floats) -> Floats:
+    """Return targets, and beside them the squares of their distances from the mean.
+
+    What makes a sign random, as mirrored pictures beside targets that are not, leaves these squares as they were.
+
+    Args:
+        targets: Shape: ``[n, outputs]``.
+
+    Returns:
+        Shape: ``[n, 2 * outputs]``.
+    """
+    return np.hstack([targets, np.square(targets - targets.mean(axis=0))])
 
 
 def attained(kind: Kind, fit: Floats, targets: Floats) -> float:
@@ -87,11 +162,23 @@ def attained(kind: Kind, fit: Floats, targets: Floats) -> float:
     """
     if kind in {"margin", "soft"}:
         return float("nan")
-    if kind in {"classes", "binary"}:  # shares, none of which is certain
-        fit = np.clip(fit, LEAST_SHARE, 1.0 - LEAST_SHARE)
     if kind == "classes":
+        fit = np.clip(fit, LEAST_SHARE, 1.0 - LEAST_SHARE)
         return float(-np.log((fit * targets).sum(axis=1) / fit.sum(axis=1)).mean())
-    return float(losses(kind, fit, targets).mean())
+    return float(attained_losses(kind, fit, targets).mean())
+
+
+def attained_losses(kind: Kind, fit: Floats, targets: Floats) -> Floats:
+    """Return the mean loss of a fit to targets by column: :func:`attained` is their mean.
+
+    Args:
+        kind: As for :func:`constant_losses`.
+        fit: As for :func:`attained`.
+        targets: The same.
+    """
+    # Shares, none of which is certain.
+    fit = np.clip(fit, LEAST_SHARE, 1.0 - LEAST_SHARE) if kind == "binary" else fit
+    return np.asarray(entries(kind, fit, targets).mean(axis=0))
 
 
 def sense(kind: Kind, predictions: Floats, targets: Floats, known: Floats) -> float:
