@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.experiments.interventions import Intervention, leaves, made_with, weights
 from gradflow_export.experiments.mending.losses import LOSSES
 from gradflow_export.experiments.mending.passages import starved
-from gradflow_export.experiments.mending.rates import terms
+from gradflow_export.experiments.mending.rates import decay, terms
 from gradflow_export.experiments.mending.scores import mixes, tempered
 from gradflow_export.experiments.mending.sequences import SEQUENCES, STEPWISE, masks, real_lengths
 from gradflow_export.experiments.model_edits import LAYERS, SQUASHING, level, tensors
@@ -30,7 +30,7 @@ class Facts(Intervention):
     """Looks, and changes nothing.
 
     Attributes:
-        decay: Whether an optimizer has a weight decay.
+        decay: What weight decay changes in the first step, as a multiple of what the gradient does; 0 without one.
         schedule: Whether a learning rate changes.
         rising: Share of the steps after which a learning rate was the greatest so far for the last time.
         reached: The greatest learning rate so far as a share of that which its group was made with.
@@ -75,7 +75,7 @@ class Facts(Intervention):
 
     def __init__(self) -> None:
         super().__init__()
-        self.decay = self.schedule = self.resettable = False
+        self.schedule = self.resettable = False
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
         self.sequences = self.recurrent = self.masked = self.level = self.half = self.returned = 0
         self.frozen = self.endless = self.unreached = self.tables = self.starved = 0
@@ -83,7 +83,7 @@ class Facts(Intervention):
         self._counts: set[int] = set()
         self._sane = True
         self._reached: set[int] = set()
-        self.gain = self.offset = self.tempered = 0.0
+        self.decay = self.gain = self.offset = self.tempered = 0.0
         self.apart = self.terms = 1.0
         self.kept, self.scale, self.dropout, self.adam, self.reached = 1.0, 0.0, 0.0, 0.0, 0.0
         self.digests: list[float | None] = []
@@ -200,7 +200,7 @@ class Facts(Intervention):
             self.apart = max(self.apart, max(rates) / min(rates))
         faded = True
         for number, group in enumerate(optimizer.param_groups):
-            self.decay |= bool(group.get("weight_decay"))
+            self.decay = max(self.decay, 0.0 if (id(optimizer), number) in self._rates else decay(group))
             rate = float(group.get("lr", 0.0))
             made = float(made_with(optimizer, number, rate))
             self.reached = max(self.reached, rate / made if made else 1.0)
@@ -213,7 +213,7 @@ class Facts(Intervention):
             return
         self._reached.update(id(weight) for weight in weights(optimizer) if weight.grad is not None)
         own = [id(weight) for weight in weights(optimizer)]
-        known = [self._after[key] for key in own if key in self._after and not self._gradients_only(key)]
+        known = [self._after[key] for key in own if key in self._after and not self._after[key][0].is_sparse]
         if any(not torch.equal(*pair) for pair in known):
             self.foreign += 1
             written = sum(float(weight.detach().double().sum()) for weight, _ in known)
@@ -242,9 +242,6 @@ class Facts(Intervention):
             self._digest = None
             for weight in weights(optimizer):
                 self._after[id(weight)] = weight, weight.detach().clone()
-
-    def _gradients_only(self, key: int) -> bool:
-        return self._after[key][0].is_sparse
 
     def told(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""

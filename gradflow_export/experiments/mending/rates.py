@@ -12,6 +12,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.autograd_graph.loss_shape import factor_of, shape_of
 from gradflow_export.autograd_graph.nodes import Node, Op, below, kind_of, sources
 from gradflow_export.experiments.interventions import FullRate, GroupOption, Intervention, KeptGradients, weights
+from gradflow_export.experiments.mending.forgotten import TakenSteps
 from gradflow_export.experiments.mending.treatment import EXACT, TUNING, Treatment
 from gradflow_export.records.issues import IssueType
 
@@ -20,6 +21,8 @@ TIGHT = 0.1
 """Share of the gradient's norm that clipping leaves below which it may be the cause."""
 
 
+PULL = 0.5
+"""What weight decay changes in the first step, as a multiple of what the gradient does, for it to be the cause."""
 MANY = 16
 """Terms that a loss adds up from which on their sum may be the cause."""
 
@@ -93,7 +96,33 @@ def terms(node: Node) -> float:
     return factor * math.prod(shape) / (shape[1] if kind_of(node) in {Op.NLL_LOSS, Op.NLL_LOSS_2D} else 1)
 
 
+def decay(group: Mapping[str, Any]) -> float:
+    """Return the norm of what weight decay changes in a step as a multiple of what the gradient changes.
+
+    That of an adaptive optimizer with decoupled decay has about the size of its learning rate in each entry.
+    """
+    strength = float(group.get("weight_decay") or 0.0)
+    own = [weight for weight in group["params"] if weight.grad is not None and not weight.grad.is_sparse]
+    apart = group.get("decoupled_weight_decay")
+    norms = [float(weight.grad.norm()) if not apart else weight.numel() ** 0.5 for weight in own]
+    # Where a closure is still to compute the gradient, only whether there is any is known.
+    whole = math.hypot(*norms) if any(norms) else math.inf
+    return max(1e-9 * strength, strength * math.hypot(*(float(weight.detach().norm()) for weight in own)) / whole)
+
+
 LIMITS: tuple[Treatment, ...] = (
+    Treatment(
+        "a step after each backward pass",
+        EXACT,
+        TakenSteps,
+        "gradients that are cleared before an optimizer step uses them",
+        "optimizer.step()  # after loss.backward(), before the next optimizer.zero_grad()",
+        (_T.NOT_TRAINING, _T.STAGNATION),
+        lambda facts: bool(facts.get("forgotten")),
+        evident=lambda facts: bool(facts.get("forgotten")),
+        mistake=True,
+        of_loop=True,
+    ),
     Treatment(
         "zeros in place of NaN gradients",
         EXACT,
@@ -123,6 +152,17 @@ LIMITS: tuple[Treatment, ...] = (
         (_T.LEARNING_RATE, _T.WRONG_LOSS, _T.EXPLODING, _T.NUMERICAL, _T.UNSTABLE, _T.DIVERGING),
         lambda facts: facts["terms"] >= MANY,
         evident=lambda facts: facts["terms"] >= MANY,
+    ),
+    Treatment(
+        "weight decay 0",
+        EXACT,
+        lambda: GroupOption("weight_decay", 0.0),
+        "a weight decay that outweighs the gradient",
+        "for group in optimizer.param_groups:\n    group['weight_decay'] = 0.0",
+        (_T.LEARNING_RATE, _T.NOT_LEARNING),
+        lambda facts: facts["decay"] > 0,
+        evident=lambda facts: facts["decay"] > PULL,
+        choice=True,
     ),
 )
 
