@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.experiments.interventions import Intervention, leaves, made_with, weights
 from gradflow_export.experiments.mending.losses import LOSSES
 from gradflow_export.experiments.mending.passages import starved
-from gradflow_export.experiments.mending.rates import decay, terms
+from gradflow_export.experiments.mending.rates import terms
 from gradflow_export.experiments.mending.scores import mixes, tempered
 from gradflow_export.experiments.mending.sequences import SEQUENCES, STEPWISE, masks, real_lengths
 from gradflow_export.experiments.model_edits import LAYERS, SQUASHING, level, tensors
@@ -30,7 +30,7 @@ class Facts(Intervention):
     """Looks, and changes nothing.
 
     Attributes:
-        decay: What weight decay changes in the first step, as a multiple of what the gradient does; 0 without one.
+        decay: Whether an optimizer has a weight decay.
         schedule: Whether a learning rate changes.
         rising: Share of the steps after which a learning rate was the greatest so far for the last time.
         reached: The greatest learning rate so far as a share of that which its group was made with.
@@ -75,7 +75,7 @@ class Facts(Intervention):
 
     def __init__(self) -> None:
         super().__init__()
-        self.schedule = self.resettable = False
+        self.decay = self.schedule = self.resettable = False
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
         self.sequences = self.recurrent = self.masked = self.level = self.half = self.returned = 0
         self.frozen = self.endless = self.unreached = self.tables = self.starved = 0
@@ -83,7 +83,7 @@ class Facts(Intervention):
         self._counts: set[int] = set()
         self._sane = True
         self._reached: set[int] = set()
-        self.decay = self.gain = self.offset = self.tempered = 0.0
+        self.gain = self.offset = self.tempered = 0.0
         self.apart = self.terms = 1.0
         self.kept, self.scale, self.dropout, self.adam, self.reached = 1.0, 0.0, 0.0, 0.0, 0.0
         self.digests: list[float | None] = []
@@ -200,7 +200,7 @@ class Facts(Intervention):
             self.apart = max(self.apart, max(rates) / min(rates))
         faded = True
         for number, group in enumerate(optimizer.param_groups):
-            self.decay = max(self.decay, 0.0 if (id(optimizer), number) in self._rates else decay(group))
+            self.decay |= bool(group.get("weight_decay"))
             rate = float(group.get("lr", 0.0))
             made = float(made_with(optimizer, number, rate))
             self.reached = max(self.reached, rate / made if made else 1.0)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from gradflow_export.experiments import target as programs
+from gradflow_export.experiments.interventions import weights
 from gradflow_export.experiments.mending.forgotten import before_clearing
 from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.sandbox import Sandbox, end_tree, silence
@@ -72,13 +73,17 @@ class _Counter:
 
     def attach(self) -> None:
         register_optimizer_step_pre_hook(self._step)
-        before_clearing(lambda optimizer: self._count(optimizer) if self._forgotten else None)
+        before_clearing(self._clears)
 
     def _step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if self._forgotten:
             # Gradients that were cleared before were wanted for something else.
             self._forgotten, self._spans, self._steps, self._first = False, {}, 0, 0.0
         self._count(optimizer)
+
+    def _clears(self, optimizer: Optimizer) -> None:
+        if self._forgotten and any(weight.grad is not None for weight in weights(optimizer)):
+            self._count(optimizer)
 
     def _count(self, optimizer: Optimizer) -> None:
         now = time.monotonic()

@@ -22,9 +22,9 @@ from typing import Any, NoReturn
 
 from gradflow_export.experiments import target as programs
 from gradflow_export.experiments.facts import Facts
-from gradflow_export.experiments.interventions import FrozenWeights, Intervention
+from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.measure import Returns
-from gradflow_export.experiments.mending.forgotten import TakenSteps, before_clearing
+from gradflow_export.experiments.mending.forgotten import MadeSteps
 from gradflow_export.experiments.patient import Patient
 from gradflow_export.experiments.plan import Plan, left_to_default
 from gradflow_export.experiments.runs import Request, Result, unpacked_request
@@ -78,8 +78,6 @@ class Trunk:
             silence(os.open(os.devnull, os.O_RDWR))
             programs.seed(self._seed)
             self._patient.attach()
-            if self._forgotten:
-                before_clearing(lambda optimizer: optimizer.step())
             if self._given is not None:
                 self._become(self._given)
             elif self._early:
@@ -194,8 +192,8 @@ class Trunk:
         silence(self._printed)
         self._again()
         self._changes = [find(name).make() for name in request.names]
-        if self._forgotten and not any(isinstance(each, TakenSteps) for each in self._changes):
-            self._changes.append(FrozenWeights())
+        if self._forgotten and not any(isinstance(each, MadeSteps) for each in self._changes):
+            self._changes.append(MadeSteps())
 
     def _reap(self, running: dict[int, tuple[Request, float]]) -> None:
         for child in list(running):

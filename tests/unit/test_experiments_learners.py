@@ -14,7 +14,6 @@ from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline, Trial
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.mending.batches import ALIKE, Batches
-from gradflow_export.experiments.mending.rates import PULL, decay
 from gradflow_export.experiments.target import Target
 from gradflow_export.experiments.treatments import find
 
@@ -54,8 +53,8 @@ SCRIPT = """
         ("forgotten", "a step after each backward pass"),
         ("same", "other rows in each batch"),
         ("far", "standardize the targets"),
-        ("fast", "learning rate x 0.01"),
-        ("decay", "weight decay 0"),
+        ("fast", "learning rate x 0.1"),
+        ("decay", None),
         ("some decay", None),
         ("near", None),
         ("probed", None),
@@ -101,21 +100,6 @@ def test_batches_are_alike_where_they_are_drawn_and_hold_the_same():
             look.called(model, (x[rows],), {})
             look.left(model, None)
         assert (look.told()["same"] >= ALIKE) is same
-
-
-def test_weight_decay_is_compared_with_the_gradient():
-    """Of a decoupled one with the size of an adaptive step; where there is no gradient yet, it is known to be there."""
-    weight = nn.Parameter(torch.full((4, 4), 0.1))
-    for kind, strength, strong in (
-        (torch.optim.SGD, 0.5, True), (torch.optim.SGD, 1e-3, False),
-        (torch.optim.AdamW, 10.0, True), (torch.optim.AdamW, 0.01, False),
-    ):  # fmt: skip
-        group = kind([weight], lr=0.1, weight_decay=strength).param_groups[0]
-        weight.grad = None
-        assert 0 < decay(group) < PULL
-        weight.grad = torch.full((4, 4), 0.01)
-        assert (decay(group) > PULL) is strong
-    assert decay(torch.optim.SGD([weight], lr=0.1).param_groups[0]) == 0
 
 
 def test_what_nothing_accuses_has_to_do_more_than_tuning_would():

@@ -21,8 +21,6 @@ TIGHT = 0.1
 """Share of the gradient's norm that clipping leaves below which it may be the cause."""
 
 
-PULL = 0.5
-"""What weight decay changes in the first step, as a multiple of what the gradient does, for it to be the cause."""
 MANY = 16
 """Terms that a loss adds up from which on their sum may be the cause."""
 
@@ -96,20 +94,6 @@ def terms(node: Node) -> float:
     return factor * math.prod(shape) / (shape[1] if kind_of(node) in {Op.NLL_LOSS, Op.NLL_LOSS_2D} else 1)
 
 
-def decay(group: Mapping[str, Any]) -> float:
-    """Return the norm of what weight decay changes in a step as a multiple of what the gradient changes.
-
-    That of an adaptive optimizer with decoupled decay has about the size of its learning rate in each entry.
-    """
-    strength = float(group.get("weight_decay") or 0.0)
-    own = [weight for weight in group["params"] if weight.grad is not None and not weight.grad.is_sparse]
-    apart = group.get("decoupled_weight_decay")
-    norms = [float(weight.grad.norm()) if not apart else weight.numel() ** 0.5 for weight in own]
-    # Where a closure is still to compute the gradient, only whether there is any is known.
-    whole = math.hypot(*norms) if any(norms) else math.inf
-    return max(1e-9 * strength, strength * math.hypot(*(float(weight.detach().norm()) for weight in own)) / whole)
-
-
 LIMITS: tuple[Treatment, ...] = (
     Treatment(
         "a step after each backward pass",
@@ -160,8 +144,7 @@ LIMITS: tuple[Treatment, ...] = (
         "a weight decay that outweighs the gradient",
         "for group in optimizer.param_groups:\n    group['weight_decay'] = 0.0",
         (_T.LEARNING_RATE, _T.NOT_LEARNING),
-        lambda facts: facts["decay"] > 0,
-        evident=lambda facts: facts["decay"] > PULL,
+        lambda facts: bool(facts["decay"]),
         choice=True,
     ),
 )
