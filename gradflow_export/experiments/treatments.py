@@ -297,16 +297,6 @@ TREATMENTS: tuple[Treatment, ...] = (
         lambda facts: facts["sequences"] > 0,
     ),
     Treatment(
-        "recurrent weights that keep the state",
-        TUNING,
-        sequence.LongMemory,
-        "recurrent layers whose state decays within a few steps",
-        "torch.nn.init.orthogonal_(rnn.weight_hh_l0)  # of each gate; rnn.bias_ih_l0.data[hidden:2 * hidden] = 1 for "
-        "LSTM and GRU",
-        (_T.RECURRENT_SUBCRITICAL,),
-        lambda facts: facts["recurrent"] > 0,
-    ),
-    Treatment(
         "attention masks the other way round",
         TUNING,
         sequence.OtherMasks,
