@@ -129,7 +129,7 @@ def joined(spans: Sequence[Sequence[int]]) -> list[Training]:
         else:
             found.append([first, count, 1])
         last = max(last, end)
-    return [Training(*each) for each in found]
+    return [Training(skipped, steps, turns) for skipped, steps, turns in found]
 
 
 def count(target: Target, sandbox: Sandbox, wire: Any, steps: int, seconds: float) -> NoReturn:

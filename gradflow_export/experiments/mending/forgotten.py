@@ -22,7 +22,7 @@ def before_clearing(act: Callable[[Optimizer], object]) -> None:
         act(optimizer)
         plain(optimizer, *args, **kwargs)
 
-    Optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+    Optimizer.zero_grad = zero_grad  # type: ignore[method-assign, assignment]
 
 
 class MadeSteps(FrozenWeights):
