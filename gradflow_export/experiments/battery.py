@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, STEADY, Baseline, Trial, best, moves, number
+from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, Baseline, Trial, best, moves, number
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import Yardstick, failure, yardstick
 from gradflow_export.experiments.mending.treatment import EXACT, MENDING, PLACEBO, TRIED, TUNING, Treatment
@@ -132,9 +132,6 @@ class Battery:
     def _treat(self) -> None:
         verdict = self.verdict
         assert verdict.baseline is not None
-        if verdict.baseline.slow and verdict.baseline.moves == STEADY and later_steps(verdict) and not self._later():
-            # It falls, and leads nowhere.
-            verdict.baseline = replace(verdict.baseline, moves="")
         ill, slow = verdict.baseline.ill, bool(verdict.baseline.slow)
         self._tell(f"it does not learn: {verdict.baseline.complaint}" if ill else verdict.baseline.slow or "it learns")
         exact, tuning = self._ordered(of_kind(EXACT, verdict.facts)), self._ordered(of_kind(TUNING, verdict.facts))
@@ -170,21 +167,17 @@ class Battery:
             any(find(name).hastens for name in trial.names) and not _named(trial.names, verdict)
             for trial in verdict.cures
         ]
-        moves = self._later() if verdict.cures and all(map(max, tuned, hasten)) else ""
-        if moves:
-            assert verdict.baseline is not None
-            verdict.baseline = replace(verdict.baseline, moves=moves)
-            verdict.faster, verdict.cures = verdict.cures[:1], []
-        return bool(moves)
-
-    def _later(self) -> str:
-        """Return that the unchanged script learns in more steps; empty where it does not, or makes no more."""
-        base, later = self.verdict.baseline, later_steps(self.verdict)
-        assert base is not None
-        asked = deque(Request(names, 0, later) for names in ((), (base.placebo,)) if later and "" not in names)
+        if not verdict.cures or not all(map(max, tuned, hasten)) or not (later := later_steps(verdict)):
+            return False
+        assert verdict.baseline is not None
+        asked = deque(Request(names, 0, later) for names in ((), (verdict.baseline.placebo,)) if "" not in names)
         done = {request.names: result.effect for request, result in self._laboratory.run(asked)}
-        least = min(LEARNED * base.first[0], FROM_INPUTS * done.get((base.placebo,), math.inf))
-        return f"it begins to learn within {later} steps" if done.get((), math.inf) < least else ""
+        blind = done.get((verdict.baseline.placebo,), math.inf)
+        if () not in done or done[()] >= min(LEARNED * verdict.baseline.first[0], FROM_INPUTS * blind):
+            return False
+        verdict.baseline = replace(verdict.baseline, moves=f"it begins to learn within {later} steps")
+        verdict.faster, verdict.cures = verdict.cures[:1], []
+        return True
 
     def _mending(self) -> list[Treatment]:
         """Return the treatments that are the fix of what structure proves."""
@@ -212,11 +205,16 @@ class Battery:
         return near == 0 and bool(baseline.slow)
 
     def _believed(self, trial: Trial) -> bool:
-        """Return whether it rescues and is licensed, or is exact and no choice and does more than tuning would."""
-        exact = all(find(name).kind == EXACT and not find(name).choice for name in trial.names)
-        assert self.verdict.baseline is not None
-        turned = exact and trial.turns(self.verdict.baseline)
-        return self.verdict.rescues(trial) and (turned or self._licensed(trial.names))
+        """Return whether it rescues and is licensed, or is exact and no choice and does more than tuning would.
+
+        That is asked of larger steps for a script that learns, too, whatever accuses its rate.
+        """
+        base, treatments = self.verdict.baseline, [find(name) for name in trial.names]
+        assert base is not None
+        turns, hasty = trial.turns(base), not (base.ill or base.slow) and any(each.hastens for each in treatments)
+        exact = all(each.kind == EXACT and not each.choice for each in treatments)
+        licensed = self._licensed(trial.names) and (turns or not hasty)
+        return self.verdict.rescues(trial) and ((turns and exact) or licensed)
 
     def _ordered(self, treatments: Sequence[Treatment]) -> list[Treatment]:
         return sorted(treatments, key=lambda each: _near([each.name], self.verdict))
@@ -371,8 +369,8 @@ def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -
         accused: Trials of what is accused.
     """
     base, later = verdict.baseline, later_steps(verdict)
-    # What tunes helps many scripts in so many steps, unless the first run shows what it mends.
-    exact = [each for each in accused if each.acted and (not _tunes(each.names) or _evident(each.names, verdict))]
+    # What tunes helps many scripts in so many steps.
+    exact = [each for each in accused if each.acted and all(find(name).kind != TUNING for name in each.names)]
     leads = [each for each in exact if base and each.effects.get(0, math.inf) < LEADS * base.level(0)]
     if base is None or base.blind or not leads or not later:
         return
