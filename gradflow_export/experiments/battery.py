@@ -201,7 +201,7 @@ class Battery:
             return True
         near = _near(names, self.verdict)
         if all(each.kind == EXACT for each in treatments):
-            return bool(baseline.slow) or near < 2
+            return bool(baseline.slow) or (near < 2 and not any(each.choice for each in treatments))
         return near == 0 and bool(baseline.slow)
 
     def _believed(self, trial: Trial) -> bool:
@@ -303,6 +303,7 @@ def _rank(names: Sequence[str], verdict: Verdict) -> tuple[int, ...]:
         not all(each.mistake for each in treatments),
         far,
         any(each.kind == TUNING for each in treatments),
+        _near(names, verdict),
         len(names),
     )
 
