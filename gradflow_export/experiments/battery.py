@@ -207,11 +207,12 @@ class Battery:
     def _believed(self, trial: Trial) -> bool:
         """Return whether it rescues and is licensed, or is exact and no choice and does more than tuning would.
 
-        That is asked of larger steps for a script that learns, too, whatever accuses its rate.
+        That is asked of larger steps and of choices for a script that learns, too, whatever accuses them.
         """
         base, treatments = self.verdict.baseline, [find(name) for name in trial.names]
         assert base is not None
-        turns, hasty = trial.turns(base), not (base.ill or base.slow) and any(each.hastens for each in treatments)
+        often = any(each.hastens or (each.choice and not each.evident(self.verdict.facts)) for each in treatments)
+        turns, hasty = trial.turns(base), often and not (base.ill or base.slow)
         exact = all(each.kind == EXACT and not each.choice for each in treatments)
         licensed = self._licensed(trial.names) and (turns or not hasty)
         return self.verdict.rescues(trial) and ((turns and exact) or licensed)

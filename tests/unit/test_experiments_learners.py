@@ -107,5 +107,6 @@ def test_what_nothing_accuses_has_to_do_more_than_tuning_would():
     base = Baseline((1.0,) * 3, (0.5,) * 3)
     assert Trial(("learning rate x 0.1",), dict.fromkeys(range(3), 0.1)).turns(base)
     assert not Trial(("learning rate x 0.1",), {0: 0.1, 1: 0.1, 2: 0.3}).turns(base)
+    assert not Trial(("learning rate x 0.1",), dict.fromkeys(range(3), 0.001)).turns(Baseline((1.0,) * 3, (0.01,) * 3))
     chosen = {"dropout 0", "weight decay 0", "hold the first learning rate", "no penalty on the weights"}
     assert all(find(name).choice for name in chosen)
