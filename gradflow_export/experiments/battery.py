@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, Baseline, Trial, best, moves, number
+from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, LEFT, Baseline, Trial, best, moves, number
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import Yardstick, failure, yardstick
 from gradflow_export.experiments.mending.treatment import EXACT, MENDING, PLACEBO, TRIED, TUNING, Treatment
@@ -155,7 +155,8 @@ class Battery:
             self._begins_later()
         if not verdict.cures and not verdict.cut:
             near = [each for each in verdict.trials if _near(each.names, verdict) == 0]
-            longer(self._laboratory, verdict, [e for e in near if ill or slow or _named(e.names, verdict)])
+            named = [each for each in near if _named(each.names, verdict) and verdict.baseline.progress > LEFT]
+            longer(self._laboratory, verdict, near if ill or slow else named)
         if slow and not verdict.cures:
             verdict.faster = best([each for each in verdict.trials if verdict.rescues(each)])[:1]
 
