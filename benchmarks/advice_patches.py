@@ -328,6 +328,41 @@ def _treated(name: str) -> Patch:
     return patch
 
 
+class _LongMemory(do.Intervention):
+    """Draws the recurrent weights anew, orthogonal for each gate, and opens the gate that keeps the state.
+
+    The gate is the second one of LSTM and GRU, whose bias becomes 1.
+    """
+
+    stays = True
+
+    def root(self, module: nn.Module) -> None:
+        """Draw them, without moving the script's own random numbers."""
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for layer in module.modules():
+                for size, recurrent, bias in _recurrent(layer):
+                    for gate in recurrent.view(-1, size, recurrent.shape[1]):
+                        drawn = nn.init.orthogonal_(torch.empty(gate.shape), generator=generator)
+                        gate.copy_(drawn)
+                    if bias is not None and len(recurrent) > size:
+                        bias[size : 2 * size] = 1.0
+                    self.acted = True
+
+
+def _recurrent(layer: nn.Module) -> list[tuple[int, Tensor, Tensor | None]]:
+    """Return the size, the recurrent weights and the inputs' bias of each layer and direction."""
+    if isinstance(layer, nn.RNNCellBase):
+        return [(layer.hidden_size, layer.weight_hh, layer.bias_ih if layer.bias else None)]
+    if not isinstance(layer, nn.RNNBase):
+        return []
+    return [(layer.hidden_size, weights[1], weights[2] if layer.bias else None) for weights in layer.all_weights]
+
+
+def _long_memory(program: Program, _issue: Issue, _words: re.Match[str]) -> bool:
+    return _change(program, _LongMemory())
+
+
 def _change(program: Program, change: do.Intervention) -> bool:
     program.changes.append(change)
     return True
@@ -402,7 +437,7 @@ PATCHES: tuple[tuple[str, str, Patch], ...] = (
     ("NOT_LEARNING", r"batch_first", _batch_first),
     ("NOT_LEARNING", r"ten times and a tenth", _rate(10.0)),
     ("NOT_LEARNING", r"ten times and a tenth", _rate(0.1)),
-    ("RECURRENT_SUBCRITICAL", r"orthogonal_", _treated("recurrent weights that keep the state")),
+    ("RECURRENT_SUBCRITICAL", r"orthogonal_", _long_memory),
     ("RECURRENT_SUPERCRITICAL", r"orthogonal_|divide it by", _treated("clip gradients to norm 1")),
 )
 """Issue types, what their advice says, and the change that this is; of one issue in the order of the table."""

@@ -196,7 +196,7 @@ def _status(report: Report) -> int:
             "runs.\n"
         )
         return 2
-    if not outcome.steps and not outcome.issues:
+    if not outcome.steps and not report.issues:
         sys.stderr.write(
             f"gradflow: {name} made no step of a torch.optim.Optimizer with a model that was called; nothing to "
             f"report. {_trains_elsewhere(outcome.elsewhere) or 'Give the arguments with which it trains.'}\n"
@@ -233,7 +233,7 @@ def _consult(report: Report, options: argparse.Namespace, steps: int) -> None:
         longer = not hasattr(options, "steps")
         watching = functools.partial(run_script, report.target, steps, stop=stop, longer=longer)
         report.outcome = laboratory.apart(watching, sys.stdout, sys.stderr)
-        if tried != "no" and not report.outcome.error and report.outcome.steps:
+        if tried != "no" and not report.outcome.error and report.outcome.models:
             try:
                 _experiment(report, laboratory, options)
             except GradflowError as error:

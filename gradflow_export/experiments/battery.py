@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, Baseline, Trial, best, moves, number
+from gradflow_export.experiments.decision import FROM_INPUTS, LEARNED, LEFT, Baseline, Trial, best, moves, number
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import Yardstick, failure, yardstick
 from gradflow_export.experiments.mending.treatment import EXACT, MENDING, PLACEBO, TRIED, TUNING, Treatment
@@ -20,8 +20,8 @@ from gradflow_export.experiments.watched import accused
 from gradflow_export.records.issues import IssueType
 
 LEAST_STEPS = 20
-LOOK, UNMOVED = "look", "no steps"
-STILL = (LOOK, UNMOVED)
+LOOK, UNMOVED = ("look", "batches"), "no steps"
+STILL = ("look", UNMOVED)
 RISING = 0.5
 """Share of the steps from which on a learning rate that rises is one that warms up."""
 LATER = 4
@@ -88,7 +88,7 @@ class Battery:
         verdict = self.verdict
         placebos = [each.name for each in TREATMENTS if each.kind == PLACEBO]
         asked = [
-            ((LOOK,), 0),
+            (LOOK, 0),
             (STILL, 0),
             *(((name,), 0) for name in placebos),
             *(((), seed) for seed in range(1, SEEDS)),
@@ -99,7 +99,7 @@ class Battery:
         self._tell(f"{len(asked)} runs as it is, with other seeds, and with placebo inputs")
         for request, result in self._runs(asked):
             found[request.names, request.seed] = result
-        look, still = found.get(((LOOK,), 0)), found.get((STILL, 0))
+        look, still = found.get((LOOK, 0)), found.get((STILL, 0))
         plain = [look, *(found.get(((), seed)) for seed in range(1, SEEDS))]
         seeds = [each for each in plain if each is not None and each.losses and not each.error]
         if look is None or look.error or not look.losses or len(seeds) < SEEDS:
@@ -139,9 +139,9 @@ class Battery:
         tuning = [each for each in tuning if not self._rule.signed or _named([each.name], verdict)]
         # What the symptoms accuse is tried with what is exact, and goes before it.
         accused = [e for e in tuning if not _near([e.name], verdict) and (ill or slow or self._licensed([e.name]))]
-        first = [each for each in exact if self._everything or slow or self._licensed([each.name])] + accused
+        first = [e for e in exact if slow or self._everything or not e.choice or self._licensed([e.name])] + accused
         first = [*first, *(each for each in self._mending() if each not in first)]
-        possible = [names for names in combinations({each.name for each in exact + tuning}) if ill and len(names) > 1]
+        possible = combinations({each.name for each in exact + tuning}) if ill else []
         early = [names for names in possible if find(names[0]).kind == EXACT]
         self._try([*((each.name,) for each in first), *early])
         if ((ill or slow) and not verdict.cures) or self._everything:
@@ -152,11 +152,11 @@ class Battery:
             return
         if ill and not verdict.cures:
             self._try([names for names in possible if self._licensed(names) and names not in early])
-            self._name_causes()
             self._begins_later()
         if not verdict.cures and not verdict.cut:
             near = [each for each in verdict.trials if _near(each.names, verdict) == 0]
-            longer(self._laboratory, verdict, [e for e in near if ill or slow or _named(e.names, verdict)])
+            named = [each for each in near if _named(each.names, verdict) and verdict.baseline.progress > LEFT]
+            longer(self._laboratory, verdict, near if ill or slow else named)
         if slow and not verdict.cures:
             verdict.faster = best([each for each in verdict.trials if verdict.rescues(each)])[:1]
 
@@ -202,8 +202,21 @@ class Battery:
             return True
         near = _near(names, self.verdict)
         if all(each.kind == EXACT for each in treatments):
-            return bool(baseline.slow) or near < 2
+            return bool(baseline.slow) or (near < 2 and not any(each.choice for each in treatments))
         return near == 0 and bool(baseline.slow)
+
+    def _believed(self, trial: Trial) -> bool:
+        """Return whether it rescues and is licensed, or is exact and no choice and does more than tuning would.
+
+        That is asked of larger steps and of choices for a script that learns, too, whatever accuses them.
+        """
+        base, treatments = self.verdict.baseline, [find(name) for name in trial.names]
+        assert base is not None
+        often = any(each.hastens or (each.choice and not each.evident(self.verdict.facts)) for each in treatments)
+        turns, hasty = trial.turns(base), often and not (base.ill or base.slow)
+        exact = all(each.kind == EXACT and not each.choice for each in treatments)
+        licensed = self._licensed(trial.names) and (turns or not hasty)
+        return self.verdict.rescues(trial) and ((turns and exact) or licensed)
 
     def _ordered(self, treatments: Sequence[Treatment]) -> list[Treatment]:
         return sorted(treatments, key=lambda each: _near([each.name], self.verdict))
@@ -249,31 +262,12 @@ class Battery:
                 self._tell(f"{' + '.join(names)}: {number(effect)} instead of {number(baseline.effect[seed])}")
             if verdict.helps(trial):
                 self._tell(f"{' + '.join(names)}: confirmed in {SEEDS} of {SEEDS} seeds")
-        rescued = [
-            trial
-            for trial in tried.values()
-            if verdict.relieves(trial) or (verdict.rescues(trial) and self._licensed(trial.names))
-        ]
+        rescued = [trial for trial in tried.values() if verdict.relieves(trial) or self._believed(trial)]
         if rescued and not verdict.cures:
             # What removes a mistake goes first, then what a symptom names, then what is exact.
             ranks = {trial.names: _rank(trial.names, verdict) for trial in rescued}
             nearest = [trial for trial in rescued if ranks[trial.names] == min(ranks.values())]
             verdict.cures = nearest[:1] if verdict.refused else best(nearest)
-
-    def _name_causes(self) -> None:
-        """Take parts of the best combination away, as long as it rescues without them."""
-        verdict = self.verdict
-        assert verdict.baseline is not None
-        if not verdict.cures:
-            return
-        whole = verdict.cures[0]
-        verdict.cures = [whole]
-        smaller = [tuple(name for name in whole.names if name != part) for part in whole.names]
-        known = {trial.names for trial in verdict.trials}
-        self._try([names for names in smaller if names not in known and len(names) > 1])
-        found = [trial for trial in verdict.trials if trial.names in smaller and verdict.rescues(trial)]
-        if found:
-            verdict.cures = best(found)[:1]
 
     def _runs(self, asked: Sequence[tuple[tuple[str, ...], int]]) -> Iterator[tuple[Request, Result]]:
         self._queue = deque(Request(names, seed, self.verdict.steps) for names, seed in asked)
@@ -286,7 +280,11 @@ class Battery:
 
 def _near(names: Sequence[str], verdict: Verdict) -> int:
     """Return how near treatments are to what is accused, by symptoms or by what the first run saw: 0, 1 or 2."""
-    return 0 if any(find(name).evident(verdict.facts) for name in names) else nearness(names, verdict.suspects)
+    return 0 if _evident(names, verdict) else nearness(names, verdict.suspects)
+
+
+def _evident(names: Sequence[str], verdict: Verdict) -> bool:
+    return any(find(name).evident(verdict.facts) for name in names)
 
 
 def _named(names: Sequence[str], verdict: Verdict) -> bool:
@@ -295,10 +293,10 @@ def _named(names: Sequence[str], verdict: Verdict) -> bool:
     That a script learns too little names none; what structure proves is for its absence to say.
     """
     firsts = {find(name).fixes[0] for name in names if find(name).kind != MENDING} - {IssueType.NOT_LEARNING}
-    return not firsts.isdisjoint(verdict.suspects) or any(find(name).evident(verdict.facts) for name in names)
+    return not firsts.isdisjoint(verdict.suspects) or _evident(names, verdict)
 
 
-def _rank(names: Sequence[str], verdict: Verdict) -> tuple[bool, ...]:
+def _rank(names: Sequence[str], verdict: Verdict) -> tuple[int, ...]:
     """Return what orders treatments that rescue, the lowest first."""
     treatments, far = [find(name) for name in names], _near(names, verdict) > 0
     return (
@@ -307,6 +305,8 @@ def _rank(names: Sequence[str], verdict: Verdict) -> tuple[bool, ...]:
         not all(each.mistake for each in treatments),
         far,
         any(each.kind == TUNING for each in treatments),
+        _near(names, verdict),
+        len(names),
     )
 
 

@@ -23,6 +23,10 @@ RESCUED = 0.7
 """Share of the loss without the treatment below which a treatment rescues, in the screening run."""
 CONFIRMED = 0.85
 """The same in two more seeds."""
+LEFT = 0.1
+"""Share of the loss before training below which most is learned."""
+FAR = 0.5
+"""The same with each seed, for what nothing accuses in a program that learns, and for larger steps there."""
 WORSE = 1.1
 """Share of the loss without the treatment up to which what removes a finding does no harm."""
 EQUAL = 1.25
@@ -204,6 +208,10 @@ class Trial:
             for seed, effect in self.effects.items()
         }
         return self.screened(baseline) and len(lower) >= 3 and all(lower.values())
+
+    def turns(self, baseline: Baseline) -> bool:
+        """Whether with all seeds the loss is so much lower that it is no matter of tuning, and much was left."""
+        return baseline.progress > LEFT and all(e < FAR * baseline.level(seed) for seed, e in self.effects.items())
 
     def promises(self, baseline: Baseline | None) -> bool:
         """Whether the first seed asks for two more, for either reason; ``None`` where losses cannot be compared."""

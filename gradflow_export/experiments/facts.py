@@ -213,7 +213,7 @@ class Facts(Intervention):
             return
         self._reached.update(id(weight) for weight in weights(optimizer) if weight.grad is not None)
         own = [id(weight) for weight in weights(optimizer)]
-        known = [self._after[key] for key in own if key in self._after and not self._gradients_only(key)]
+        known = [self._after[key] for key in own if key in self._after and not self._after[key][0].is_sparse]
         if any(not torch.equal(*pair) for pair in known):
             self.foreign += 1
             written = sum(float(weight.detach().double().sum()) for weight, _ in known)
@@ -242,9 +242,6 @@ class Facts(Intervention):
             self._digest = None
             for weight in weights(optimizer):
                 self._after[id(weight)] = weight, weight.detach().clone()
-
-    def _gradients_only(self, key: int) -> bool:
-        return self._after[key][0].is_sparse
 
     def told(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""

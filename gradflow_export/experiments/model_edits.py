@@ -33,16 +33,14 @@ class Kaiming(Intervention):
 
     def root(self, module: nn.Module) -> None:
         """Draw them."""
+        layers = [
+            each for each in module.modules() if isinstance(each, LAYERS) and isinstance(each.weight, nn.Parameter)
+        ]
         with torch.no_grad():
-            for layer in module.modules():
-                if isinstance(layer, LAYERS) and isinstance(layer.weight, nn.Parameter):
-                    drawn = torch.empty(layer.weight.shape)
-                    nn.init.kaiming_normal_(drawn, nonlinearity="relu", generator=self._generator)
-                    layer.weight.copy_(drawn)
-                    if layer.bias is not None:
-                        layer.bias.zero_()
-                    self.acted = True
-            for weight in level(module):
+            for layer in layers:
+                if layer.bias is not None:
+                    layer.bias.zero_()
+            for weight in dict.fromkeys([*(layer.weight for layer in layers), *level(module)]):
                 drawn = torch.empty(weight.shape)
                 nn.init.kaiming_normal_(drawn, nonlinearity="relu", generator=self._generator)
                 weight.copy_(drawn)
@@ -243,21 +241,6 @@ class Finite(_OfInputs):
     def change(self, tensor: Tensor) -> Tensor:
         """Replace it."""
         return torch.where(tensor.isfinite(), tensor, 0) if tensor.is_floating_point() else tensor
-
-
-class Centered(_OfInputs):
-    """Gives each sample mean 0 and spread 1 of its own: that of each feature, over its places."""
-
-    stays = True
-
-    def change(self, tensor: Tensor) -> Tensor:
-        """Shift and scale it; features are the shortest dimension but the first."""
-        if not tensor.is_floating_point() or tensor.dim() < 3 or not all(tensor.shape):
-            return tensor
-        features = 1 + min(range(tensor.dim() - 1), key=tensor.shape[1:].__getitem__)
-        places = [each for each in range(1, tensor.dim()) if each != features]
-        moved = tensor - tensor.mean(places, keepdim=True)
-        return moved / moved.std([features, *places], keepdim=True).clamp_min(torch.finfo(tensor.dtype).tiny)
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

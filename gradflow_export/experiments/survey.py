@@ -14,6 +14,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from gradflow_export.experiments import target as programs
+from gradflow_export.experiments.interventions import weights
+from gradflow_export.experiments.mending.forgotten import before_clearing
 from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.sandbox import Sandbox, end_tree, silence
 from gradflow_export.experiments.target import Target
@@ -27,11 +29,13 @@ class Training:
         skipped: Steps of any optimizer before the first of these.
         steps: Steps of the optimizer that steps first.
         optimizers: How many take turns.
+        forgotten: Whether the script makes none of them: it clears the gradients that wait for each.
     """
 
     skipped: int
     steps: int
     optimizers: int
+    forgotten: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,13 +67,25 @@ class _Counter:
         self._spans: dict[int, list[int]] = {}
         self._optimizers: list[Optimizer] = []
         self._steps = 0
+        self._forgotten = True
         self._began = time.monotonic()
         self._first = self._last = self._enough = 0.0
 
     def attach(self) -> None:
         register_optimizer_step_pre_hook(self._step)
+        before_clearing(self._clears)
 
     def _step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._forgotten:
+            # Gradients that were cleared before were wanted for something else.
+            self._forgotten, self._spans, self._steps, self._first = False, {}, 0, 0.0
+        self._count(optimizer)
+
+    def _clears(self, optimizer: Optimizer) -> None:
+        if self._forgotten and any(weight.grad is not None for weight in weights(optimizer)):
+            self._count(optimizer)
+
+    def _count(self, optimizer: Optimizer) -> None:
         now = time.monotonic()
         self._first = self._first or now
         self._last = now
@@ -81,14 +97,15 @@ class _Counter:
         span[1], span[2] = self._steps, span[2] + 1
         self._steps += 1
         if span[2] == self._needed:
-            self._enough = time.process_time() + self._seconds
+            # A script that has made no step so far may be preparing its training.
+            self._enough = time.process_time() + self._seconds * (10 if self._forgotten else 1)
         if span[2] > self._needed and time.process_time() > self._enough:
             self.send(ended=False, error="")
 
     def send(self, *, ended: bool, error: str) -> NoReturn:
         between = max(self._steps - 1, 1)
         step = (self._last - self._first) / between if self._steps > 1 else 0.0
-        trainings = [asdict(each) for each in joined(list(self._spans.values()))]
+        trainings = [{**asdict(each), "forgotten": self._forgotten} for each in joined(list(self._spans.values()))]
         # Several optimizers that take turns make one step of the training together.
         turns = self._steps / max(sum(each["steps"] for each in trainings), 1)
         setup = (self._first or time.monotonic()) - self._began
@@ -112,7 +129,7 @@ def joined(spans: Sequence[Sequence[int]]) -> list[Training]:
         else:
             found.append([first, count, 1])
         last = max(last, end)
-    return [Training(*each) for each in found]
+    return [Training(skipped, steps, turns) for skipped, steps, turns in found]
 
 
 def count(target: Target, sandbox: Sandbox, wire: Any, steps: int, seconds: float) -> NoReturn:

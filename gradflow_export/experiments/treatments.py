@@ -7,6 +7,7 @@ that are merely untuned, so that it counts only where a program does not learn.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.mending import losses as loss
 from gradflow_export.experiments.mending import rates, scores
 from gradflow_export.experiments.mending import sequences as sequence
+from gradflow_export.experiments.mending.batches import Batches
 from gradflow_export.experiments.mending.beginnings import DrawnZeros
 from gradflow_export.experiments.mending.catalog import MENDED
 from gradflow_export.experiments.mending.leaks import ScaledLoss
@@ -147,19 +149,11 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.LEARNING_RATE,),
         lambda facts: bool(facts["schedule"]),
         evident=lambda facts: facts["faded"] > FADED,
+        choice=True,
         of_loop=True,
     ),
     _rate(0.1, EXACT, "a learning rate that is too large", _RATE),
     _rate(0.01, EXACT, "a learning rate that is far too large", _RATE),
-    Treatment(
-        "weight decay 0",
-        EXACT,
-        functools.partial(do.GroupOption, "weight_decay", 0.0),
-        "a weight decay that outweighs the gradient",
-        "for group in optimizer.param_groups:\n    group['weight_decay'] = 0.0",
-        (_T.LEARNING_RATE, _T.NOT_LEARNING),
-        lambda facts: bool(facts["decay"]),
-    ),
     Treatment(
         "no penalty on the weights",
         EXACT,
@@ -168,6 +162,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         "loss = data_loss + 1e-3 * penalty  # a smaller factor, so that the data decide where the weights go",
         (_T.LEARNING_RATE, _T.NOT_LEARNING),
         lambda facts: bool(facts.get("penalized")),
+        choice=True,
     ),
     Treatment(
         "minus the loss",
@@ -187,6 +182,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.NOT_LEARNING, _T.EVAL_RANDOM),
         lambda facts: facts["dropout"] > 0,
         evident=lambda facts: facts["dropout"] > DROPPED,
+        choice=True,
     ),
     Treatment(
         "no steps through the padding",
@@ -235,21 +231,14 @@ TREATMENTS: tuple[Treatment, ...] = (
         evident=lambda facts: facts["scale"] > SCALED or facts["offset"] > APART,
     ),
     Treatment(
-        "standardize each sample",
-        TUNING,
-        edit.Centered,
-        "samples with different means or scales",
-        "sample = (sample - sample.mean()) / sample.std()  # for each sample; for sequences and images, per channel",
-        (_T.DATA_SCALE,),
-        lambda facts: facts["scale"] > 0,
-    ),
-    Treatment(
         "standardize the targets",
         TUNING,
         loss.AnswersInUnits,
         "targets that are too large, too small or not centered",
         "targets = (targets - mean) / std  # mean and std of the training data",
         (_T.DATA_SCALE, _T.BAD_TARGETS),
+        lambda facts: bool(facts.get("far", True)),
+        evident=lambda facts: bool(facts.get("far")),
     ),
     Treatment(
         "layer norm after each layer",
@@ -308,16 +297,6 @@ TREATMENTS: tuple[Treatment, ...] = (
         lambda facts: facts["sequences"] > 0,
     ),
     Treatment(
-        "recurrent weights that keep the state",
-        TUNING,
-        sequence.LongMemory,
-        "recurrent layers whose state decays within a few steps",
-        "torch.nn.init.orthogonal_(rnn.weight_hh_l0)  # of each gate; rnn.bias_ih_l0.data[hidden:2 * hidden] = 1 for "
-        "LSTM and GRU",
-        (_T.RECURRENT_SUBCRITICAL,),
-        lambda facts: facts["recurrent"] > 0,
-    ),
-    Treatment(
         "attention masks the other way round",
         TUNING,
         sequence.OtherMasks,
@@ -330,6 +309,7 @@ TREATMENTS: tuple[Treatment, ...] = (
     Treatment("shuffled inputs", PLACEBO, edit.Shuffled, "whether inputs correspond to their targets", ""),
     Treatment("noise as inputs", PLACEBO, edit.Noise, "whether anything is learned from the inputs", ""),
     Treatment("look", LOOK, Facts, "", ""),
+    Treatment("batches", LOOK, Batches, "", ""),
     Treatment(WATCH, LOOK, Watch, "", ""),
     _rate(0.001, LOOK, "", ()),
     Treatment("one batch for ever", LOOK, probe.OneBatch, "whether model and optimizer can learn anything", ""),
@@ -350,7 +330,7 @@ COMBINED: tuple[tuple[str, ...], ...] = (
     ("layer norm after each layer", "Adam with 1e-2"),
     ("standardize the inputs", "Kaiming initialization", "Adam with 1e-3"),
 )
-"""What is tried together once nothing helps alone; then parts are taken away again.
+"""What is tried together once nothing helps alone, and parts of it; of what rescues, the smallest is named.
 
 What begins with an exact treatment is tried with the single ones: a loss that is a mean needs another rate.
 """
@@ -362,13 +342,18 @@ def find(name: str) -> Treatment:
 
 
 def of_kind(kind: str, facts: Mapping[str, Any]) -> list[Treatment]:
-    """Return the treatments of a kind that could change a script of which these facts are known."""
-    return [each for each in TREATMENTS if each.kind == kind and each.worth(facts)]
+    """Return the treatments of a kind that could change a script of which these facts are known.
+
+    One that forgets its steps cannot be changed by anything else.
+    """
+    known = [each for each in TREATMENTS if each.kind == kind and each.worth(facts)]
+    return [each for each in known if each.evident(facts) or not facts.get("forgotten")]
 
 
 def combinations(known: Collection[str]) -> list[tuple[str, ...]]:
-    """Return what is tried together of treatments that could change a script, without those that could not."""
-    return list(dict.fromkeys(tuple(name for name in names if name in known) for names in COMBINED))
+    """Return what is tried together of treatments that could change a script: each of them, and their parts of two."""
+    parts = (part for names in COMBINED for part in (*itertools.combinations(names, 2), names))
+    return [part for part in dict.fromkeys(parts) if set(part) <= set(known)]
 
 
 def nearness(names: Sequence[str], suspects: Collection[IssueType]) -> int:

@@ -24,6 +24,7 @@ from gradflow_export.experiments import target as programs
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.measure import Returns
+from gradflow_export.experiments.mending.forgotten import MadeSteps
 from gradflow_export.experiments.patient import Patient
 from gradflow_export.experiments.plan import Plan, left_to_default
 from gradflow_export.experiments.runs import Request, Result, unpacked_request
@@ -64,6 +65,7 @@ class Trunk:
         self._returns = Returns()
         value = self._value if reads else self._returns.now if measure is None else None
         self._patient = Patient(self._begin, self._end, skipped, value)
+        self._forgotten = plan.training.forgotten
         self._request: Request | None = None
         self._changes: list[Intervention] = []
         self._printed = -1
@@ -119,7 +121,11 @@ class Trunk:
             printed = os.read(self._printed, os.fstat(self._printed).st_size).decode(errors="replace")
             measured = self._measure.read(printed)[-MEASURED_VALUES:]
         course, used = self._patient.course, os.times()
-        facts: dict[str, Any] = {"places": len(course.places), "penalized": self._patient.penalized}
+        facts: dict[str, Any] = {
+            "places": len(course.places),
+            "penalized": self._patient.penalized,
+            "forgotten": self._forgotten,
+        }
         for each in self._changes:
             facts.update(each.told())
         assert self._request is not None
@@ -186,6 +192,8 @@ class Trunk:
         silence(self._printed)
         self._again()
         self._changes = [find(name).make() for name in request.names]
+        if self._forgotten and not any(isinstance(each, MadeSteps) for each in self._changes):
+            self._changes.append(MadeSteps())
 
     def _reap(self, running: dict[int, tuple[Request, float]]) -> None:
         for child in list(running):

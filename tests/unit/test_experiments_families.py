@@ -28,7 +28,6 @@ from gradflow_export.experiments.mending.losses import (
 )
 from gradflow_export.experiments.mending.passages import SpentLosses
 from gradflow_export.experiments.mending.sequences import HandedOn
-from gradflow_export.experiments.model_edits import Centered
 from gradflow_export.experiments.probes import GradientNoise, OneBatch, Outputs
 from gradflow_export.experiments.questions import _determinism, _noise
 from gradflow_export.experiments.replaced_functions import ReplacedFunctions
@@ -166,16 +165,6 @@ def test_what_is_drawn_in_evaluation_is_the_middle_and_moves_no_generator():
     assert torch.equal(before, torch.random.get_rng_state())
     change.called(model.train(), (), {})
     assert torch.randn(8).any()
-
-
-def test_samples_are_standardized_each_by_itself():
-    """Clouds of points that lie anywhere, each as wide as it is."""
-    shape = torch.randn(6, 20, 3)
-    made = Centered().change(shape * torch.rand(6, 1, 1) + 600 * torch.randn(6, 1, 3))
-    torch.testing.assert_close(made.mean(1), torch.zeros(6, 3), atol=1e-3, rtol=0)
-    torch.testing.assert_close(made.std((1, 2)), torch.ones(6), atol=1e-2, rtol=0)
-    table = torch.randn(6, 3)
-    assert Centered().change(table) is table
 
 
 def test_runs_are_as_long_as_it_took_to_prove_a_finding():

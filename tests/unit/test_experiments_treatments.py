@@ -20,7 +20,7 @@ from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.mending.labels import KeptDifferences, SignedLabels
 from gradflow_export.experiments.mending.losses import OwnAxis
 from gradflow_export.experiments.mending.passages import OpenNorms, OpenPassages
-from gradflow_export.experiments.mending.sequences import LongMemory, OtherAxis, OtherMasks, WithoutPadding
+from gradflow_export.experiments.mending.sequences import OtherAxis, OtherMasks, WithoutPadding
 from gradflow_export.experiments.model_edits import Kaiming, Standardized
 from gradflow_export.experiments.target import Target
 from gradflow_export.experiments.treatments import EXACT, find, of_kind
@@ -122,23 +122,6 @@ def test_layers_run_over_the_other_axis_each_once():
     assert (layer.batch_first, change.acted) == (True, True)
     quiet = OtherAxis()
     quiet.root(nn.Linear(3, 3))
-    assert not quiet.acted
-
-
-@pytest.mark.parametrize("layer", [nn.LSTM(3, 4, 2, bidirectional=True), nn.GRUCell(3, 4), nn.RNN(3, 4, bias=False)])
-def test_recurrent_weights_keep_the_state(layer):
-    """Each gate is orthogonal, and that which keeps the state is open; the script's random numbers stay."""
-    model, weights = nn.Sequential(layer, nn.Linear(4, 1)), [p for n, p in layer.named_parameters() if "weight_hh" in n]
-    state, change = torch.get_rng_state(), LongMemory()
-    change.root(model)
-    assert change.acted
-    assert torch.equal(state, torch.get_rng_state())
-    for gate in (gate for each in weights for gate in each.split(4)):
-        torch.testing.assert_close(gate @ gate.T, torch.eye(4))
-    biases = [each for name, each in layer.named_parameters() if "bias_ih" in name]
-    assert all((each[4:8] == 1).all() and not (each[:4] == 1).any() for each in biases)
-    quiet = LongMemory()
-    quiet.root(nn.Linear(4, 1))
     assert not quiet.acted
 
 

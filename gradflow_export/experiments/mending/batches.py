@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from gradflow_export.experiments.interventions import Intervention
-from gradflow_export.experiments.mending.losses import ELEMENTWISE, LOSSES, argument, first
+from gradflow_export.experiments.mending.losses import ELEMENTWISE, LOSSES, AnswersInUnits, argument, first
 from gradflow_export.experiments.model_edits import tensors
 
 INDEX = "__getitem__"
@@ -21,9 +22,29 @@ TARGETED = frozenset((PICKED, *LOSSES, *ELEMENTWISE))
 """What compares an answer with a target."""
 KINDS = 4
 """Classes that a short training distinguishes, at most."""
+ALIKE = 20
+"""Batches in a row with the same samples from which on that may be the cause."""
 
 
-class OtherRows(Intervention):
+class _Outside(Intervention):
+    """Knows whether a model is being called, or the script runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inside = False
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """A call begins."""
+        self._inside = True
+        return super().called(module, args, kwargs)
+
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """The script goes on."""
+        self._inside = False
+        return super().left(module, output)
+
+
+class OtherRows(_Outside):
     """Takes other rows in each step where the script indexes a table by rows, and where it gets batches from a loader.
 
     Tables of one length that are indexed alike are still indexed alike.
@@ -40,17 +61,7 @@ class OtherRows(Intervention):
         self._mixed = mixed
         self._generator = torch.Generator().manual_seed(0)
         self._orders: dict[int, Tensor] = {}
-        self._start, self._inside = 0.0, False
-
-    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Leave alone what a model indexes."""
-        self._inside = True
-        return super().called(module, args, kwargs)
-
-    def left(self, module: nn.Module, output: Any) -> Any:
-        """The script goes on."""
-        self._inside = False
-        return super().left(module, output)
+        self._start = 0.0
 
     def after_step(self, optimizer: Any) -> None:
         """Draw another place."""
@@ -58,7 +69,7 @@ class OtherRows(Intervention):
         self._start = float(torch.rand((), generator=self._generator))
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Change the rows."""
+        """Change the rows; what a model indexes is left alone."""
         if name != INDEX or self._inside or args[0].requires_grad or not args[0].dim():
             return args, kwargs
         count = len(args[0])
@@ -78,6 +89,50 @@ class OtherRows(Intervention):
         self.acted = True
         drawn = torch.randint(len(loader.dataset), (loader.batch_size,), generator=self._generator)  # type: ignore[arg-type]
         return loader.collate_fn([loader.dataset[at] for at in drawn.tolist()])
+
+    def told(self) -> dict[str, Any]:
+        """Return that no batch is like the one before."""
+        return {"opened": self.acted and not self._mixed}
+
+
+class Batches(_Outside):
+    """Looks at the batches, and changes nothing.
+
+    Attributes:
+        same: How many batches after the first one were drawn as rows of a table and hold the same; below 0 where one
+            holds something else, or was not drawn.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.same = 0.0
+        self._first: Tensor | None = None
+        self._sizes: set[int] = set()
+        self._units = AnswersInUnits()
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Compare what a model gets with what it got at first."""
+        given = next(tensors([args, kwargs]), None)
+        if torch.is_grad_enabled() and given is not None and given.dim() and given.layout is torch.strided:
+            if self._first is not None:
+                alike = given.shape == self._first.shape and torch.equal(given, self._first.to(given))
+                self.same = self.same + 1 if alike and len(given) in self._sizes else -math.inf
+            self._first = given.detach().clone()
+            self._sizes.clear()
+        return super().called(module, args, kwargs)
+
+    def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Take note of rows that are drawn, and of what a loss compares."""
+        rows = _rows(args[1], len(args[0])) if name == INDEX and not self._inside and args[0].dim() else None
+        self._sizes.update([] if rows is None else [len(rows)])
+        # Under a function transform numbers cannot be read.
+        with contextlib.suppress(Exception):
+            self._units.function(name, args, kwargs)
+        return args, kwargs
+
+    def told(self) -> dict[str, Any]:
+        """Return it, and whether targets are far from 0 or far apart."""
+        return {"same": max(self.same, -1.0), "far": self._units.acted}
 
 
 def _rows(index: Any, count: int) -> Tensor | None:
@@ -106,7 +161,7 @@ class EarlierInputs(Intervention):
         return before or (args, kwargs)
 
 
-class ComputedTargets(Intervention):
+class ComputedTargets(_Outside):
     """Gives a loss targets that follow from the inputs: each is a function of one number, in which samples differ most.
 
     Classes are as frequent as each other; numbers have the mean and the spread that they had.
@@ -119,22 +174,15 @@ class ComputedTargets(Intervention):
         self._inputs: Tensor | None = None
         self._scales: dict[int, tuple[Tensor, Tensor]] = {}
         self._unit: tuple[float, float] | None = None
-        self._inside = False
 
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Remember the inputs."""
-        self._inside = True
         if torch.is_grad_enabled():
             self._inputs = next(tensors([args, kwargs]), None)
         return super().called(module, args, kwargs)
 
-    def left(self, module: nn.Module, output: Any) -> Any:
-        """The script goes on: differences are losses from now on."""
-        self._inside = False
-        return super().left(module, output)
-
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Change the targets."""
+        """Change the targets: after the model's call, differences are losses."""
         if self._inputs is None or name not in (LOSSES if self._inside else TARGETED):
             return args, kwargs
         given, _ = first(args, kwargs)

@@ -166,6 +166,7 @@ MENDED: tuple[Treatment, ...] = (
         "for x, y in loader:  # instead of next(iter(loader)) in each step; new indices for each batch",
         (_T.BAD_TARGETS,),
         causes=frozenset({"same batch"}),
+        evident=lambda facts: facts.get("same", 0) >= batches.ALIKE,
         mistake=True,
         of_loop=True,
     ),

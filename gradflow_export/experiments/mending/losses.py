@@ -177,7 +177,7 @@ class AnswersInUnits(Intervention):
     """
 
     stays = True
-    FAR = 30.0
+    FAR, APART = 30.0, 8.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,9 @@ class AnswersInUnits(Intervention):
             return args, kwargs
         if self._units is None:
             mean, spread = float(target.double().mean()), float(target.double().std())
-            far = spread > 0 and max(abs(mean), spread, 1 / spread) > self.FAR
+            far = (
+                spread > 0 and max(abs(mean), spread, 1 / spread, self.FAR / self.APART * abs(mean) / spread) > self.FAR
+            )
             self._units = (mean, spread) if far else (0.0, 1.0)
         mean, spread = self._units
         if self._units == (0.0, 1.0):

@@ -12,6 +12,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.autograd_graph.loss_shape import factor_of, shape_of
 from gradflow_export.autograd_graph.nodes import Node, Op, below, kind_of, sources
 from gradflow_export.experiments.interventions import FullRate, GroupOption, Intervention, KeptGradients, weights
+from gradflow_export.experiments.mending.forgotten import TakenSteps
 from gradflow_export.experiments.mending.treatment import EXACT, TUNING, Treatment
 from gradflow_export.records.issues import IssueType
 
@@ -95,6 +96,18 @@ def terms(node: Node) -> float:
 
 LIMITS: tuple[Treatment, ...] = (
     Treatment(
+        "a step after each backward pass",
+        EXACT,
+        TakenSteps,
+        "gradients that are cleared before an optimizer step uses them",
+        "optimizer.step()  # after loss.backward(), before the next optimizer.zero_grad()",
+        (_T.NOT_TRAINING, _T.STAGNATION),
+        lambda facts: bool(facts.get("forgotten")),
+        evident=lambda facts: bool(facts.get("forgotten")),
+        mistake=True,
+        of_loop=True,
+    ),
+    Treatment(
         "zeros in place of NaN gradients",
         EXACT,
         FiniteGradients,
@@ -123,6 +136,16 @@ LIMITS: tuple[Treatment, ...] = (
         (_T.LEARNING_RATE, _T.WRONG_LOSS, _T.EXPLODING, _T.NUMERICAL, _T.UNSTABLE, _T.DIVERGING),
         lambda facts: facts["terms"] >= MANY,
         evident=lambda facts: facts["terms"] >= MANY,
+    ),
+    Treatment(
+        "weight decay 0",
+        EXACT,
+        lambda: GroupOption("weight_decay", 0.0),
+        "a weight decay that outweighs the gradient",
+        "for group in optimizer.param_groups:\n    group['weight_decay'] = 0.0",
+        (_T.LEARNING_RATE, _T.NOT_LEARNING),
+        lambda facts: bool(facts["decay"]),
+        choice=True,
     ),
 )
 

@@ -59,37 +59,6 @@ class OtherMasks(Intervention):
         return args, {**kwargs, key: turned}
 
 
-class LongMemory(Intervention):
-    """Draws the recurrent weights anew, orthogonal for each gate, and opens the gate that keeps the state.
-
-    The gate is the second one of LSTM and GRU, whose bias becomes 1.
-    """
-
-    stays = True
-
-    def root(self, module: nn.Module) -> None:
-        """Draw them, without moving the script's own random numbers."""
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for layer in module.modules():
-                for size, recurrent, bias in _recurrent(layer):
-                    for gate in recurrent.view(-1, size, recurrent.shape[1]):
-                        drawn = nn.init.orthogonal_(torch.empty(gate.shape), generator=generator)
-                        gate.copy_(drawn)
-                    if bias is not None and len(recurrent) > size:
-                        bias[size : 2 * size] = 1.0
-                    self.acted = True
-
-
-def _recurrent(layer: nn.Module) -> list[tuple[int, Tensor, Tensor | None]]:
-    """Return the size, the recurrent weights and the inputs' bias of each layer and direction."""
-    if isinstance(layer, nn.RNNCellBase):
-        return [(layer.hidden_size, layer.weight_hh, layer.bias_ih if layer.bias else None)]
-    if not isinstance(layer, nn.RNNBase):
-        return []
-    return [(layer.hidden_size, weights[1], weights[2] if layer.bias else None) for weights in layer.all_weights]
-
-
 class WithoutPadding(Intervention):
     """Lets recurrent layers end each sequence before its padding, where they keep what they gave last."""
 

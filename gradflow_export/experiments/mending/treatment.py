@@ -34,6 +34,7 @@ class Treatment:
         chosen: Whether these facts say that the script chose what it removes; then any other cure goes before it.
         stands_in: Whether it puts something in the place of what only the author has: it confirms a cause where the
             script then learns from its inputs, and is no fix.
+        choice: Whether what it removes is often meant, so that a program that learns needs something that accuses it.
         causes: Causes of findings of which it mends one; empty where it mends all that its issue types name.
     """
 
@@ -48,6 +49,7 @@ class Treatment:
     evident: Callable[[Mapping[str, Any]], bool] = lambda _facts: False
     of_loop: bool = False
     stands_in: bool = False
+    choice: bool = False
     causes: frozenset[str] = frozenset()
     chosen: Callable[[Mapping[str, Any]], bool] = lambda _facts: False
 

@@ -10,6 +10,7 @@ from gradflow_export.records.issues import IssueType
 
 UNTRIED: Mapping[IssueType, str] = MappingProxyType({
     IssueType.OVERFITTING: "it shows in evaluation after many epochs, and a trial has only a few training steps",
+    IssueType.RECURRENT_SUBCRITICAL: "what is forgotten matters over long sequences, which few steps do not learn",
     IssueType.MEMORY_USAGE: "a trial has its own memory limit, and using less needs a smaller batch or model",
     IssueType.MEMORY_LEAK: "a reference in the script keeps the memory, and no outside change can drop it",
     IssueType.HEAD_REDUNDANCY: "redundant heads waste capacity, which the loss of a few steps does not show",
