@@ -30,8 +30,8 @@ class DataScale(Check):
 
     With ``extreme`` = 1000 it is a million: an update that suits the bias is a million times too large for the weights.
     If inputs were scaled by their minimum and maximum, one placeholder for missing data squeezes all other values into
-    a tiny range. Large inputs are not reported if a normalization before or after the first layer makes it independent
-    of the scale.
+    a tiny range, with nothing in between. Large inputs are not reported if a normalization before or after the first
+    layer makes it independent of the scale.
 
     Why it is bad:
         The curvature along a weight grows with the square of its input. With pixels from 0 to 255, an update that suits
@@ -59,7 +59,8 @@ class DataScale(Check):
         extreme: Minimum magnitude that is reported immediately.
         settle: Number of steps in which a model can show that it learns anyway.
         level: Fraction of the loss of the best constant prediction that counts as no better.
-        squeezed: Minimum fraction of features whose middle half spans a thousandth of the range of the inputs.
+        squeezed: Minimum fraction of features whose middle half spans a thousandth of the range of the inputs, where
+            next to no value lies in between.
     """
 
     squeezed: float = 0.5

@@ -13,6 +13,8 @@ from gradflow_export.records.statistics import median
 Floats = npt.NDArray[np.float64]
 SLIVER = 1e-3
 """Part of the spread of all inputs within which the middle half of a feature lies, where that is squeezed."""
+BETWEEN = 0.01
+"""Part of all inputs that may lie between those that are squeezed and those that set the scale."""
 FEW = 16
 """Fewest rows of which quartiles are taken."""
 WEIGHED = 256
@@ -35,6 +37,8 @@ def input_statistics(x: Floats) -> dict[str, float]:
     ordered, n = np.sort(finite, axis=0), len(finite)
     middle = ordered[(3 * n) // 4] - ordered[n // 4]
     squeezed = (middle > 0) & (middle < SLIVER * finite.std())
+    beyond = np.abs(finite - np.median(finite)) / max(float(finite.std()), 1e-300)
+    gradual = float(((beyond > 10 * SLIVER) & (beyond < 1.0)).mean()) > BETWEEN  # as pictures have edges
     return {
         "input.rms": float(np.sqrt(np.square(finite).mean())),
         "input.mean": float(finite.mean()),
@@ -43,7 +47,7 @@ def input_statistics(x: Floats) -> dict[str, float]:
         "input.feature_ratio": float(used.max() / median(used)) if len(used) else 1.0,
         "input.constant_share": float((finite == finite[:1]).all(axis=0).mean()) if len(finite) > 1 else 0.0,
         "input.whole_share": float(np.isclose(finite, np.round(finite), rtol=1e-5, atol=0.0).mean()),
-        "input.squeezed_share": float(squeezed.mean()) if n >= FEW else 0.0,
+        "input.squeezed_share": float(squeezed.mean()) if n >= FEW and not gradual else 0.0,
     }
 
 
