@@ -128,8 +128,8 @@ class BadInit(Check):
             else (*self._alike(record, history), *_doubles(record, self.alike), *_siblings(record, self.alike))
         )
         losses, read = history.run("loss").whole()[0], history.at_sites("parameter.initial_gain").steps
-        if len(losses) and len(read) and losses[0] < read[0]:
-            return later  # resumed, or added later: not the weights that the first losses are of
+        if len(losses) and len(read) and losses[0] + self.after < read[0]:
+            return later  # resumed, or added later: not the weights that the first losses are of; a scaler skips a few
         looks = (self._large, self._head, self._one_sided, self._steep) if record.step >= self.after else (self._head,)
         due = looks if self._due_to_weights(record, history) else ()
         large = [finding for look in due for finding in look(record, history)][:1]
