@@ -128,7 +128,8 @@ $(FRONTEND)/node_modules/.package-lock.json: $(FRONTEND)/package-lock.json
 	@touch $@
 
 schema: $(VENV)/.stamp-demo
-	$(BIN)/gradflow schema --markdown > docs/metrics.md
+	mkdir -p build
+	$(BIN)/gradflow schema --markdown > build/metrics.md && mv build/metrics.md docs/metrics.md
 	$(BIN)/python docs/_site/issue_pages.py
 	$(BIN)/python tests/loops/table.py
 
