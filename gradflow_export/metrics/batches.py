@@ -37,7 +37,7 @@ def input_statistics(x: Floats) -> dict[str, float]:
     ordered, n = np.sort(finite, axis=0), len(finite)
     middle = ordered[(3 * n) // 4] - ordered[n // 4]
     squeezed = (middle > 0) & (middle < SLIVER * finite.std())
-    beyond = np.abs(finite - np.median(finite)) / max(float(finite.std()), 1e-300)
+    beyond = np.abs(finite - median(finite.ravel())) / max(float(finite.std()), 1e-300)
     gradual = float(((beyond > 10 * SLIVER) & (beyond < 1.0)).mean()) > BETWEEN  # as pictures have edges
     return {
         "input.rms": float(np.sqrt(np.square(finite).mean())),
