@@ -21,8 +21,8 @@ from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 from gradflow_export.hooks.readings import Clue, Drained, Pending
 from gradflow_export.instruments.base import Cost, Instrument, Setting
 from gradflow_export.instruments.change_check import Checksums
-from gradflow_export.metrics.arrays.change import Kept, Values, joined
-from gradflow_export.metrics.arrays.local import PLAIN, local
+from gradflow_export.metrics.arrays.change import KeptAll, Values, joined
+from gradflow_export.metrics.arrays.local import PLAIN, all_local, local
 from gradflow_export.metrics.arrays.norms import dense_entries, l2_norms
 from gradflow_export.metrics.arrays.one_pass import usable_interface
 from gradflow_export.metrics.arrays.sketch import touched_rows
@@ -61,7 +61,7 @@ class _Plan:
         self.order = np.argsort(np.concatenate([self.whole, self.long]), kind="stable")
         self.readings = 0
         self.copies: list[Tensor] | None = None
-        self.kept: list[Kept] | None = None
+        self.kept: KeptAll | None = None
         self._flags, self.trained = b"", np.zeros(0)
         interface = usable_interface()
         self._reader: ChangeReader | None = None
@@ -94,11 +94,13 @@ class _Plan:
         if self._reader is None or not self._reader.keep(chosen):
             self.copies = [dense_entries(p).reshape(-1).clone() for p in chosen]
         self.readings += 1
-        room, self.kept = self.room, []
-        for parameter in self.of(step.owned, self.long):
+        room, long = self.room, self.of(step.owned, self.long)
+        every: list[tuple[Tensor, bool]] = []
+        for parameter in long:
             rows, sparse = _rows(step.optimizer, parameter, room)
             room -= len(rows) * (parameter.numel() // max(parameter.shape[0], 1))
-            self.kept.append(Kept(local(parameter), rows, self.readings, sparse=sparse))
+            every.append((rows, sparse))
+        self.kept = KeptAll(all_local(long), every, self.readings)
 
     def compare(self, owned: Owned) -> tuple[Values, Values] | None:
         """Return norms before and of the changes of what was copied, ``None`` where that cannot be had."""
@@ -238,23 +240,16 @@ class UpdateInstrument(Instrument):
 
     def _give(self, owned: Owned, plan: _Plan) -> None:
         norms = plan.compare(owned)
-        long = [k.compare(local(p)) for k, p in zip(plan.kept or (), plan.of(owned, plan.long), strict=True)]
-        if norms is None or any(change is None for change in long):
+        long = None if plan.kept is None else plan.kept.compare(all_local(plan.of(owned, plan.long)))
+        if norms is None or long is None:
             return
-        changes = [change for change in long if change is not None]
         order, where = plan.order, owned.where
-        weights = joined(norms[0], [c.before for c in changes])[order]
-        updates = joined(norms[1], [c.moved for c in changes])[order]
+        weights, updates = (joined(norms[half], long[half])[order] for half in (0, 1))
         self._out.append(Pending("parameter.weight_norm", owned.sites, weights, where))
         self._out.append(Pending("parameter.update_norm", owned.sites, updates, where))
-        if changes:
-            for name, errors in (
-                ("weight_norm_error", [c.before_error for c in changes]),
-                ("update_norm_error", [c.moved_error for c in changes]),
-            ):
-                self._out.append(
-                    Pending(f"parameter.{name}", owned.sites, joined(np.zeros(0), errors), where[plan.long])
-                )
+        if len(plan.long):
+            for name, errors in zip(("weight_norm_error", "update_norm_error"), long[2:], strict=True):
+                self._out.append(Pending(f"parameter.{name}", owned.sites, errors, where[plan.long]))
         every = len(where) == len(owned.sites)
         if isinstance(updates, np.ndarray):
             moved = updates > 0

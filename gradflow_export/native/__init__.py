@@ -86,7 +86,7 @@ def _library() -> tuple[ctypes.PyDLL, ctypes.CDLL] | None:
         if path.is_file():
             try:
                 both = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
-                both[0].gradflow_is_over, both[0].gradflow_signed_parts  # an AttributeError means an older version
+                both[0].gradflow_is_over, both[0].gradflow_signed_changes  # an AttributeError means an older version
             except (OSError, AttributeError):  # built for another machine
                 continue
             return both

@@ -4,6 +4,7 @@
  * each entry with a sign that its place and the block's number decide (Charikar, Chen and Farach-Colton 2002). Two
  * entries of one block never meet. Where all entries have a place of their own, nothing is added up and nothing lost.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #ifndef _WIN32
@@ -35,7 +36,7 @@ static uint64_t mix(uint64_t x) {
         return sum;                                                                                                    \
     }
 
-enum { LANES = 32, MOST_PARTS = 4 };
+enum { LANES = 32, MOST_PARTS = 4, LONG_TENSOR = 1 << 20 };
 #define AS_IT_IS(value) (value)
 DEFINE_ADD(wide_float32, float, double, AS_IT_IS)
 DEFINE_ADD(wide_float64, double, double, AS_IT_IS)
@@ -138,23 +139,19 @@ static void *add_stretch(void *argument) {
 }
 
 /* Signed sums of one tensor but for some of its rows, in 1 to 4 parts, each of which one thread does; the same with any
- * number of threads. Into sums[number][buckets] they go, into the first of them the result; `squares`, where it is given,
- * is the sum of the squares. Returns 0; 1 when the tensor cannot be read, or a square left the range of double. */
-PUBLIC int gradflow_signed_parts(const Interface *torch, void *tensor, int64_t width, const int64_t *without,
-                                 int64_t rows, uint64_t seed, const float *signs, int64_t buckets, int32_t number,
-                                 int32_t threads, double *sums, double *squares) {
-    const void *data;
-    int64_t count;
-    int32_t kind;
-    if (number < 1 || number > MOST_PARTS || gradflow_describe(torch, &tensor, &data, &count, &kind)) return 1;
-    for (int64_t r = 0; r < rows; r++)
-        if (without[r] < 0 || without[r] >= count / width || (r > 0 && without[r] <= without[r - 1])) return 1;
+ * number of threads. Into sums[number][buckets], which are 0, they go, into the first of them the result. Returns the
+ * sum of the squares. */
+static double signed_parts(Stretch whole, uint64_t seed, const float *signs, int64_t buckets, int64_t number,
+                           int32_t threads, double *sums) {
     Sketch sketch = {signs, sums, buckets, number, seed, 0, 1};
     Stretch parts[MOST_PARTS];
-    int64_t step = (count / number / SKETCH_BLOCK + 1) * SKETCH_BLOCK;
+    int64_t count = whole.to, step = (count / number / SKETCH_BLOCK + 1) * SKETCH_BLOCK;
     for (int64_t p = 0; p < number; p++) {
-        int64_t from = p * step < count ? p * step : count, to = from + step < count ? from + step : count;
-        parts[p] = (Stretch){&sketch, data, without, p, from, to, width, rows, kind, 0.0};
+        parts[p] = whole;
+        parts[p].sketch = &sketch;
+        parts[p].group = p;
+        parts[p].from = p * step < count ? p * step : count;
+        parts[p].to = parts[p].from + step < count ? parts[p].from + step : count;
     }
 #ifndef _WIN32
     pthread_t others[MOST_PARTS];
@@ -169,15 +166,76 @@ PUBLIC int gradflow_signed_parts(const Interface *torch, void *tensor, int64_t w
     (void)threads;
     for (int64_t p = 0; p < number; p++) add_stretch(&parts[p]);
 #endif
-    double whole = parts[0].squares;
+    double squares = parts[0].squares;
     for (int64_t p = 1; p < number; p++) {
-        whole += parts[p].squares;
+        squares += parts[p].squares;
         for (int64_t i = 0; i < buckets; i++) sums[i] += sums[p * buckets + i];
     }
+    return squares;
+}
+
+static int64_t parts_of(int64_t count) { return count >= LONG_TENSOR ? MOST_PARTS : 1; }
+
+/* Whether a sum of squares left the range of double; of narrower types none can. */
+static int is_lost(double squares, int32_t kind) {
+    return kind == FLOAT64 && (squares > 1e300 || (squares > 0.0 && squares < 1e-280));
+}
+
+/* Signed sums of one tensor but for some of its rows. Into sums[4][buckets], which are 0, they go, into the first of
+ * them the result; `squares`, where it is given, is the sum of the squares. Returns 0; 1 when the tensor cannot be
+ * read, or a square left the range of double. */
+PUBLIC int gradflow_signed_parts(const Interface *torch, void *tensor, int64_t width, const int64_t *without,
+                                 int64_t rows, uint64_t seed, const float *signs, int64_t buckets, int32_t threads,
+                                 double *sums, double *squares) {
+    const void *data;
+    int64_t count;
+    int32_t kind;
+    if (gradflow_describe(torch, &tensor, &data, &count, &kind)) return 1;
+    for (int64_t r = 0; r < rows; r++)
+        if (without[r] < 0 || without[r] >= count / width || (r > 0 && without[r] <= without[r - 1])) return 1;
+    Stretch whole = {.data = data, .without = without, .to = count, .width = width, .rows = rows, .kind = kind};
+    double found = signed_parts(whole, seed, signs, buckets, parts_of(count), threads, sums);
     if (squares == NULL) return 0;
-    *squares = whole;
-    int lost = whole > 1e300 || (whole > 0.0 && whole < 1e-280);
-    return lost && kind == FLOAT64;
+    *squares = found;
+    return is_lost(found, kind);
+}
+
+FOR_EACH_CPU static double squared_distance(const double *a, const double *b, int64_t n) {
+    double squares[LANES] = {0}, sum = 0.0;
+    for (int64_t i = 0; i < n; i += LANES) /* n is a multiple */
+        for (int j = 0; j < LANES; j++) squares[j] += (a[i + j] - b[i + j]) * (a[i + j] - b[i + j]);
+    for (int j = 0; j < LANES; j++) sum += squares[j];
+    return sum;
+}
+
+/* Signed sums of many tensors: into held[n][buckets] and, into out[n], the sums of the squares of the entries; or with
+ * `compare`, into out[n], the sums of the squares of what the signed sums differ by from those held.
+ * Returns 0; 1 when a tensor cannot be read or a square left the range of double; 2 when there is no memory. */
+PUBLIC int gradflow_signed_changes(const Interface *torch, void **tensors, int64_t n, uint64_t seed,
+                                   const float *signs, int64_t buckets, int32_t threads, int32_t compare, double *held,
+                                   double *out) {
+    int failed = 0;
+    double *sums = malloc(sizeof(double) * (size_t)(MOST_PARTS * buckets));
+    if (sums == NULL) return 2;
+    for (int64_t t = 0; t < n && !failed; t++, held += buckets) {
+        Stretch whole = {.to = 0};
+        const void *data;
+        failed = gradflow_describe(torch, &tensors[t], &data, &whole.to, &whole.kind);
+        if (failed) break;
+        int64_t number = parts_of(whole.to);
+        whole.data = data;
+        memset(sums, 0, sizeof(double) * (size_t)(number * buckets));
+        double squares = signed_parts(whole, seed, signs, buckets, number, threads, sums);
+        if (compare) {
+            out[t] = squared_distance(sums, held, buckets);
+        } else {
+            memcpy(held, sums, sizeof(double) * (size_t)buckets);
+            out[t] = squares;
+            failed = is_lost(squares, whole.kind);
+        }
+    }
+    free(sums);
+    return failed;
 }
 
 /* Rows of `width` entries of one tensor that are not all 0, rising, at most `limit` of them.

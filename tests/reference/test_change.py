@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradflow_export.metrics.arrays import sketch
-from gradflow_export.metrics.arrays.change import Kept
+from gradflow_export.metrics.arrays.change import Kept, KeptAll
 from gradflow_export.metrics.arrays.checksum import checksum
 from gradflow_export.metrics.arrays.one_pass import tensor_reader
 from gradflow_export.metrics.arrays.sketch import BLOCK, NORM_ERROR, seed_of, signed_sums, signs, touched_rows
@@ -144,6 +144,45 @@ def test_a_tensor_of_another_shape_has_no_change():
 
 
 @pytest.mark.usefixtures("_way")
+@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_many_tensors_are_kept_as_each_of_them_is(dtype):
+    """Dense ones by one call, and beside them some with rows, a sparse one and one that is not contiguous."""
+    torch.manual_seed(0)
+    shapes = ((300, 70), (40, 30), (1025, 1030), (64, 64), (50, 3, 3), (7, BLOCK))
+    before = [torch.randn(shape).to(dtype) for shape in shapes]
+    before[3] = before[3].t()
+    none = torch.zeros(0, dtype=torch.int64)
+    rows = [
+        (none, False),
+        (torch.tensor([1, 5]), False),
+        *[(none, False)] * 2,
+        (torch.tensor([2]), True),
+        (none, False),
+    ]
+    after = [x + 0.25 * torch.randn(x.shape).to(dtype) for x in before]
+    after[5][:] = before[5]
+    alone = [Kept(x, found, 3, sparse=sparse) for x, (found, sparse) in zip(before, rows, strict=True)]
+    told = KeptAll(before, rows, 3).compare(after)
+    for place, kept in enumerate(alone):
+        change = kept.compare(after[place])
+        expected = (change.before, change.moved, change.before_error, change.moved_error)
+        assert [float(column[place]) for column in told] == pytest.approx([float(e) for e in expected], rel=1e-9)
+    assert float(told[1][5]) == float(told[3][5]) == 0.0
+
+
+@pytest.mark.usefixtures("_way")
+def test_what_many_tensors_became_meanwhile_is_told_where_it_can_be():
+    """One that is no longer contiguous is; of one that has another shape nothing is known."""
+    before = [torch.randn(64, 64), torch.randn(30, 50)]
+    none = torch.zeros(0, dtype=torch.int64)
+    kept = KeptAll(before, [(none, False)] * 2, 1)
+    plain = kept.compare([before[0] + 1.0, before[1]])
+    turned = kept.compare([(before[0] + 1.0).t().contiguous().t(), before[1]])
+    assert [list(map(float, column)) for column in turned] == [pytest.approx(list(map(float, c))) for c in plain]
+    assert kept.compare([before[0], before[1].t()]) is None
+
+
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
 @pytest.mark.parametrize("width", [1, 3, 64, 1000])
 def test_touched_rows_are_those_that_are_not_all_zero(dtype, width):

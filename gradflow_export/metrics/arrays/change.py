@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gradflow_export.metrics.arrays.local import PLAIN
 from gradflow_export.metrics.arrays.norms import dense_entries
-from gradflow_export.metrics.arrays.sketch import BLOCK, NORM_ERROR, mixed, seed_of, signed_sums
+from gradflow_export.metrics.arrays.sketch import (
+    BLOCK,
+    NORM_ERROR,
+    mixed,
+    seed_of,
+    signed_sums,
+    squared_distances,
+    sums_of_all,
+)
 
 Values = Tensor | npt.NDArray[np.float64]
 PIECES = 64
@@ -34,6 +43,63 @@ class Change:
     moved: Tensor
     before_error: Tensor
     moved_error: Tensor
+
+
+class KeptAll:
+    """What is kept of many tensors in order to tell later how far they have moved.
+
+    Those on the host of which any entry may move are read by one call for all of them, others one by one.
+
+    Args:
+        tensors: As for :class:`Kept`.
+        rows: Of each, rows that are copied, and whether nothing else is likely to move.
+        number: As for :class:`Kept`.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], rows: Sequence[tuple[Tensor, bool]], number: int) -> None:
+        every = range(len(tensors))
+        chosen = [place for place in every if not (len(rows[place][0]) or rows[place][1]) and _is_plain(tensors[place])]
+        self._seed = seed_of(number) if chosen else 0
+        self._sums = sums_of_all([tensors[place] for place in chosen], self._seed) if chosen else None
+        self._together = chosen if self._sums is not None else []
+        self._shapes = [tensors[place].shape for place in self._together]
+        alone = sorted(set(every).difference(self._together))
+        self._alone = {place: Kept(tensors[place], rows[place][0], number, sparse=rows[place][1]) for place in alone}
+
+    def compare(self, tensors: Sequence[Tensor]) -> tuple[Values, Values, Values, Values] | None:
+        """Return the fields of :class:`Change` for all tensors, ``None`` where one has another shape now."""
+        found = self._compare_together([tensors[place] for place in self._together])
+        changes = [kept.compare(tensors[place]) for place, kept in self._alone.items()]
+        known = [change for change in changes if change is not None]
+        if found is None or len(known) < len(changes):
+            return None
+        if not known:
+            return found
+        order = np.argsort([*self._together, *self._alone])
+        before, moved, before_error, moved_error = (
+            joined(values, _vector([getattr(change, field.name) for change in known]))[order]
+            for values, field in zip(found, fields(Change), strict=True)
+        )
+        return before, moved, before_error, moved_error
+
+    def _compare_together(self, tensors: Sequence[Tensor]) -> tuple[Values, Values, Values, Values] | None:
+        if self._sums is None or not tensors:
+            return np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0)
+        if [tensor.shape for tensor in tensors] != self._shapes:
+            return None
+        held, squares = self._sums
+        moved = squared_distances(tensors, self._seed, held) if all(map(_is_plain, tensors)) else None
+        if moved is None:
+            now = [signed_sums(dense_entries(tensor), self._seed, squares=False)[0] for tensor in tensors]
+            apart = [(sums - torch.from_numpy(before).to(sums)) for before, sums in zip(held, now, strict=True)]
+            moved = np.array([float(each.square().sum()) for each in apart])
+        return np.sqrt(squares), np.sqrt(moved), np.zeros(len(moved)), np.where(moved > 0, NORM_ERROR, 0.0)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether the entries of a tensor lie on the host, one after the other."""
+    plain = type(tensor) in PLAIN and tensor.is_cpu and tensor.layout is torch.strided
+    return plain and tensor.is_floating_point() and tensor.is_contiguous()
 
 
 class Kept:
@@ -119,10 +185,17 @@ def _share(spread: Tensor, squares: Tensor) -> Tensor:
     return torch.where(squares > 0, 0.5 * spread / squares, torch.zeros_like(squares))
 
 
-def joined(first: Values, rest: Sequence[Tensor]) -> Values:
-    """Append scalars to a vector, on the host where all of them are there. Shape: ``[len(first) + len(rest)]``."""
-    values = first
-    if rest:
-        more = torch.stack([value.double() for value in rest])
-        values = torch.cat([torch.as_tensor(first).to(more), more]) if len(first) else more
-    return values.double().numpy() if isinstance(values, Tensor) and values.is_cpu else values
+def joined(first: Values, rest: Values) -> Values:
+    """Append a vector to another one, on the host where both are there. Shape: ``[len(first) + len(rest)]``."""
+    if isinstance(first, np.ndarray) and isinstance(rest, np.ndarray):
+        return np.concatenate([first, rest])
+    if not len(first):
+        return rest
+    device = rest.device if isinstance(rest, Tensor) else None
+    return torch.cat([torch.as_tensor(each, dtype=torch.float64).to(device) for each in (first, rest)])
+
+
+def _vector(scalars: Sequence[Tensor]) -> Values:
+    """Return scalars as a vector, on the host where they are there. Shape: ``[len(scalars)]``."""
+    values = torch.stack(list(scalars)).double() if scalars else torch.zeros(0, dtype=torch.float64)
+    return values.numpy() if values.is_cpu else values

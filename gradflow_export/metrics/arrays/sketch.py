@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from gradflow_export.metrics.arrays.local import PLAIN
 from gradflow_export.metrics.arrays.one_pass import usable_interface
 from gradflow_export.native.changes import address_of
 
+Floats = npt.NDArray[np.float64]
 BLOCK = 1024
 SIGNS = 5 * BLOCK
 """Signs that are drawn; each block takes its own from somewhere among them."""
@@ -32,7 +34,7 @@ BUCKETS = 2**12
 NORM_ERROR = math.sqrt(0.5 / BUCKETS)
 """Greatest relative standard error of a norm that is estimated from them, 0.011."""
 
-_PASS, _PARTS, _LONG = 2**18, 4, 2**20
+_PASS, _PARTS = 2**18, 4
 _MASK = np.uint64(2**64 - 1)
 
 
@@ -78,8 +80,7 @@ def _by_library(tensor: Tensor, seed: int, without: Tensor | None, squares: bool
     interface = usable_interface()
     if interface is None or type(tensor) not in PLAIN:
         return None
-    parts = _PARTS if tensor.numel() >= _LONG else 1
-    sums, total = np.zeros((parts, BUCKETS)), np.zeros(1)
+    sums, total = np.zeros((_PARTS, BUCKETS)), np.zeros(1)
     rows = np.zeros(0, dtype=np.int64) if without is None else np.ascontiguousarray(without.numpy())
     failed = native.function("gradflow_signed_parts", release=True)(
         interface,
@@ -90,12 +91,52 @@ def _by_library(tensor: Tensor, seed: int, without: Tensor | None, squares: bool
         ctypes.c_uint64(seed),
         ctypes.c_void_p(signs().ctypes.data),
         ctypes.c_int64(BUCKETS),
-        ctypes.c_int32(parts),
         ctypes.c_int32(torch.get_num_threads()),
         ctypes.c_void_p(sums.ctypes.data),
         ctypes.c_void_p(total.ctypes.data if squares else None),
     )
     return None if failed else (torch.from_numpy(sums[0]), torch.from_numpy(total)[0])
+
+
+def sums_of_all(tensors: Sequence[Tensor], seed: int) -> tuple[Floats, Floats] | None:
+    """Return what :func:`signed_sums` does of many tensors, by one call for all of them.
+
+    Args:
+        tensors: Plain ones.
+        seed: Decides on places and signs.
+
+    Returns:
+        Sums, and those of the squares; ``None`` without the library, or where it cannot read one of the tensors.
+        Shape: ``[tensors, BUCKETS]`` and ``[tensors]``.
+    """
+    held = np.empty((len(tensors), BUCKETS))
+    squares = _changes(tensors, seed, held, compare=False)
+    return None if squares is None else (held, squares)
+
+
+def squared_distances(tensors: Sequence[Tensor], seed: int, held: Floats) -> Floats | None:
+    """Return how far signed sums are from those of :func:`sums_of_all`, squared: ``None`` where that has none."""
+    return _changes(tensors, seed, held, compare=True)
+
+
+def _changes(tensors: Sequence[Tensor], seed: int, held: Floats, *, compare: bool) -> Floats | None:
+    interface, count = usable_interface(), len(tensors)
+    if interface is None:
+        return None
+    out = np.empty(count)
+    failed = native.function("gradflow_signed_changes", release=True)(
+        interface,
+        (ctypes.c_uint64 * count)(*map(address_of, tensors)),
+        ctypes.c_int64(count),
+        ctypes.c_uint64(seed),
+        ctypes.c_void_p(signs().ctypes.data),
+        ctypes.c_int64(BUCKETS),
+        ctypes.c_int32(torch.get_num_threads()),
+        ctypes.c_int32(compare),
+        ctypes.c_void_p(held.ctypes.data),
+        ctypes.c_void_p(out.ctypes.data),
+    )
+    return None if failed else out
 
 
 def _by_torch(tensor: Tensor, seed: int, without: Tensor | None) -> tuple[Tensor, Tensor]:
