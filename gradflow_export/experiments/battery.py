@@ -154,7 +154,7 @@ class Battery:
             self._try([names for names in possible if self._licensed(names) and names not in early])
             self._begins_later()
         if not verdict.cures and not verdict.cut:
-            near = [each for each in verdict.trials if _near(each.names, verdict) == 0]
+            near = [e for e in verdict.trials if _near(e.names, verdict) == 0 or (ill and _structural(e.names, verdict))]
             named = [each for each in near if _named(each.names, verdict) and verdict.baseline.progress > LEFT]
             longer(self._laboratory, verdict, near if ill or slow else named)
         if slow and not verdict.cures:
@@ -285,6 +285,11 @@ def _near(names: Sequence[str], verdict: Verdict) -> int:
 
 def _evident(names: Sequence[str], verdict: Verdict) -> bool:
     return any(find(name).evident(verdict.facts) for name in names)
+
+
+def _structural(names: Sequence[str], verdict: Verdict) -> bool:
+    """Return whether what treatments remove was seen in the script itself, and is no number that is off."""
+    return all((each := find(name)).mistake or each.chosen(verdict.facts) for name in names)
 
 
 def _named(names: Sequence[str], verdict: Verdict) -> bool:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils import checkpoint
 
 from gradflow_export.experiments.interventions import Intervention
-from gradflow_export.experiments.mending.batches import INDEX, PICKED
+from gradflow_export.experiments.mending.batches import BLANKED, INDEX, PICKED, REORDERED
 from gradflow_export.experiments.mending.labels import CASTS, MARGINS, PRODUCTS
 from gradflow_export.experiments.mending.losses import ACTIVATIONS, LOSSES, RATES
 from gradflow_export.experiments.mending.passages import FLAT, NORMS, SUMS, OpenPassages
@@ -44,6 +44,8 @@ class ReplacedFunctions:
             (torch, ("softmax", "log_softmax", "sub", "mul", "add", PICKED, *ACTIVATIONS, *CLAMPS, *FLAT)),
             (Tensor, ("softmax", "log_softmax", "sub", "__sub__", "__rsub__", *PRODUCTS, *CASTS, *SUMS, *ACTIVATIONS)),
             (Tensor, ("backward", PICKED, *CLAMPS, *FLATTENED, *FLAT)),
+            (Tensor, (REORDERED | BLANKED) - PRODUCTS - {INDEX}),
+            (torch, (REORDERED | BLANKED) - PRODUCTS),
             (checkpoint, ("checkpoint",)),
         ):
             for name in set(names).intersection(dir(owner)):

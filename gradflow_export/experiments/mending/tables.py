@@ -1,0 +1,93 @@
+"""Tables of numbers that a model multiplies with and that no optimizer can see: buffers and plain tensors."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+from torch.overrides import TorchFunctionMode
+
+from gradflow_export.experiments.interventions import EverythingTrained, Intervention
+from gradflow_export.experiments.model_edits import tensors
+
+PRODUCTS = frozenset((
+    "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "einsum", "conv1d", "conv2d", "conv3d",
+    "embedding",
+))  # fmt: skip
+"""Functions in which weights stand."""
+AGAIN = 2
+"""Steps in which the same table takes part before it is taken for weights."""
+
+
+class Tables(Intervention):
+    """Finds what takes part in the products of a model in several steps, and is no parameter and none of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = contextlib.ExitStack()
+        self._seen: dict[int, tuple[Tensor, set[int]]] = {}
+        self._inputs: set[int] = set()
+        self._steps = 0
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Begin to look."""
+        self._held.close()
+        if torch.is_grad_enabled() and self._steps < AGAIN:
+            self._inputs = {_place(each) for each in tensors([args, kwargs]) if each.layout is torch.strided}
+            self._held.enter_context(_Products(self.multiplied))
+        return super().called(module, args, kwargs)
+
+    def left(self, module: nn.Module, output: Any) -> Any:
+        """End it."""
+        self._held.close()
+        return super().left(module, output)
+
+    def multiplied(self, factors: Iterable[Tensor]) -> None:
+        """Take note of a table that may be weights; a view stands for what it is a view of."""
+        for each in factors:
+            table = each if each._base is None else each._base  # noqa: SLF001 - no public form
+            plain = not each.requires_grad and each.layout is torch.strided and each.is_floating_point()
+            if plain and table.dim() > 1 and table.numel() > 1 and _place(each) not in self._inputs:
+                self._seen.setdefault(id(table), (table, set()))[1].add(self._steps)
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Forget what took part in one step alone."""
+        super().after_step(optimizer)
+        self._steps += 1
+        self._seen = {key: pair for key, pair in self._seen.items() if len(pair[1]) >= min(self._steps, AGAIN)}
+
+    def tables(self) -> list[Tensor]:
+        """Return those that took part in each of the first steps."""
+        return [table for table, steps in self._seen.values() if len(steps) >= AGAIN]
+
+
+class TablesTrained(Tables, EverythingTrained):
+    """Trains them, with the first optimizer's options."""
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Let gradients reach them from now on."""
+        super().after_step(optimizer)
+        for table in self.tables() if self._steps == AGAIN else ():
+            self._known[id(table)] = table.requires_grad_(True)
+
+
+class _Products(TorchFunctionMode):
+    def __init__(self, tell: Callable[[Iterable[Tensor]], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        del types
+        if getattr(func, "__name__", "") in PRODUCTS:
+            self._tell(tensors([args, dict(kwargs or {})]))
+        return func(*args, **dict(kwargs or {}))
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
