@@ -150,13 +150,13 @@ class Battery:
             self._try([(each.name,) for each in faster if each not in first])
         if self._begins_later():
             return
-        if ill and not verdict.cures:
-            self._try([names for names in possible if self._licensed(names) and names not in early])
-            self._begins_later()
         if not verdict.cures and not verdict.cut:
             near = [e for e in verdict.trials if _near(e.names, verdict) == 0 or (ill and _structural(e.names, verdict))]
             named = [each for each in near if _named(each.names, verdict) and verdict.baseline.progress > LEFT]
-            longer(self._laboratory, verdict, near if ill or slow else named)
+            longer(self._laboratory, verdict, near if ill or slow else named, verdict.trials if ill or slow else ())
+        if ill and not verdict.cures:
+            self._try([names for names in possible if self._licensed(names) and names not in early])
+            self._begins_later()
         if slow and not verdict.cures:
             verdict.faster = best([each for each in verdict.trials if verdict.rescues(each)])[:1]
 
@@ -215,7 +215,9 @@ class Battery:
         often = any(each.hastens or (each.choice and not each.evident(self.verdict.facts)) for each in treatments)
         turns, hasty = trial.turns(base), often and not (base.ill or base.slow)
         exact = all(each.kind == EXACT and not each.choice for each in treatments)
-        licensed = self._licensed(trial.names) and (turns or not hasty)
+        # A number is no cure while what structure proves is still found with another one.
+        stands = _tunes(trial.names) and not self.verdict.accused.isdisjoint(map(IssueType, trial.left or ()))
+        licensed = self._licensed(trial.names) and (turns or not hasty) and not stands
         return self.verdict.rescues(trial) and ((turns and exact) or licensed)
 
     def _ordered(self, treatments: Sequence[Treatment]) -> list[Treatment]:
@@ -368,21 +370,24 @@ def later_steps(verdict: Verdict) -> int:
     return 0 if later <= verdict.steps or verdict.measured else later
 
 
-def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -> None:
+def longer(
+    laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial], others: Sequence[Trial] = ()
+) -> None:
     """Give the script, and what leads and neither tunes nor rescues it, more steps; these may show it.
 
     Args:
         laboratory: Where runs are done.
         verdict: What is known; where the treatment rescues in more steps, it is that of these.
         accused: Trials of what is accused.
+        others: Trials of which one counts where the script does not learn in more steps either.
     """
     base, later = verdict.baseline, later_steps(verdict)
     # What tunes helps many scripts in so many steps.
-    exact = [each for each in accused if each.acted and all(find(name).kind != TUNING for name in each.names)]
-    leads = [each for each in exact if base and each.effects.get(0, math.inf) < LEADS * base.level(0)]
+    trials = [each for each in (*accused, *others) if each.acted and all(find(n).kind != TUNING for n in each.names)]
+    leads = [each for each in trials if base and each.effects.get(0, math.inf) < LEADS * base.level(0)]
     if base is None or base.blind or not leads or not later:
         return
-    lead = min(leads, key=lambda each: each.effects[0])
+    lead = min(leads, key=lambda each: (each not in accused, each.effects[0]))
     asked = deque(Request(names, seed, later) for names in ((), lead.names) for seed in range(SEEDS))
     effects: dict[tuple[str, ...], dict[int, float]] = {(): {}, lead.names: {}}
     for request, result in laboratory.run(asked):
@@ -391,5 +396,5 @@ def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -
         return
     plain = replace(base, effect=tuple(effects[()][seed] for seed in range(SEEDS)), placebos={})
     trial = replace(lead, effects=effects[lead.names])
-    if trial.rescues(plain):
+    if trial.rescues(plain) and (lead in accused or plain.progress > LEARNED):
         verdict.steps, verdict.baseline, verdict.trials, verdict.cures = later, plain, [trial], [trial]

@@ -157,6 +157,7 @@ LIMITS: tuple[Treatment, ...] = (
         "optimizer = torch.optim.SGD(model.parameters(), lr=..., momentum=0.9)",
         (_T.LEARNING_RATE, _T.UNSTABLE, _T.EXPLODING, _T.DIVERGING),
         lambda facts: facts["momentum"] > HEAVY,
+        chosen=lambda facts: facts["momentum"] > HEAVY,
     ),
 )
 
