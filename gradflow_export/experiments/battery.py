@@ -15,7 +15,7 @@ from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.survey import Training
 from gradflow_export.experiments.treatments import TREATMENTS, WATCH, combinations, find, nearness, of_kind
-from gradflow_export.experiments.verdict import SEEDS, Verdict
+from gradflow_export.experiments.verdict import SEEDS, Verdict, later_steps, longer
 from gradflow_export.experiments.watched import accused
 from gradflow_export.records.issues import IssueType
 
@@ -24,10 +24,6 @@ LOOK, UNMOVED = ("look", "batches"), "no steps"
 STILL = ("look", UNMOVED)
 RISING = 0.5
 """Share of the steps from which on a learning rate that rises is one that warms up."""
-LATER = 4
-"""Multiple of the steps within which a script may begin to learn by itself, or a treatment may show what it does."""
-LEADS = 0.95
-"""Share of the loss without a treatment below which it is given so many steps."""
 RUNS = 40
 """How many runs the experiments take at most, for a prediction of their time."""
 
@@ -151,7 +147,9 @@ class Battery:
         if self._begins_later():
             return
         if not verdict.cures and not verdict.cut:
-            near = [e for e in verdict.trials if _near(e.names, verdict) == 0 or (ill and _structural(e.names, verdict))]
+            near = [
+                e for e in verdict.trials if _near(e.names, verdict) == 0 or (ill and _structural(e.names, verdict))
+            ]
             named = [each for each in near if _named(each.names, verdict) and verdict.baseline.progress > LEFT]
             longer(self._laboratory, verdict, near if ill or slow else named, verdict.trials if ill or slow else ())
         if ill and not verdict.cures:
@@ -362,39 +360,3 @@ def confirmations(verdict: Verdict, request: Request, trial: Trial) -> list[Requ
 
 def _tunes(names: Sequence[str]) -> bool:
     return all(find(name).kind == TUNING for name in names)
-
-
-def later_steps(verdict: Verdict) -> int:
-    """Return how many steps a longer run trains; 0 where there are no more, or something else is measured."""
-    later = min(LATER * verdict.steps, verdict.training.steps - MEASURED)
-    return 0 if later <= verdict.steps or verdict.measured else later
-
-
-def longer(
-    laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial], others: Sequence[Trial] = ()
-) -> None:
-    """Give the script, and what leads and neither tunes nor rescues it, more steps; these may show it.
-
-    Args:
-        laboratory: Where runs are done.
-        verdict: What is known; where the treatment rescues in more steps, it is that of these.
-        accused: Trials of what is accused.
-        others: Trials of which one counts where the script does not learn in more steps either.
-    """
-    base, later = verdict.baseline, later_steps(verdict)
-    # What tunes helps many scripts in so many steps.
-    trials = [each for each in (*accused, *others) if each.acted and all(find(n).kind != TUNING for n in each.names)]
-    leads = [each for each in trials if base and each.effects.get(0, math.inf) < LEADS * base.level(0)]
-    if base is None or base.blind or not leads or not later:
-        return
-    lead = min(leads, key=lambda each: (each not in accused, each.effects[0]))
-    asked = deque(Request(names, seed, later) for names in ((), lead.names) for seed in range(SEEDS))
-    effects: dict[tuple[str, ...], dict[int, float]] = {(): {}, lead.names: {}}
-    for request, result in laboratory.run(asked):
-        effects[request.names][request.seed] = math.inf if result.error else result.effect
-    if any(len(each) < SEEDS for each in effects.values()):
-        return
-    plain = replace(base, effect=tuple(effects[()][seed] for seed in range(SEEDS)), placebos={})
-    trial = replace(lead, effects=effects[lead.names])
-    if trial.rescues(plain) and (lead in accused or plain.progress > LEARNED):
-        verdict.steps, verdict.baseline, verdict.trials, verdict.cures = later, plain, [trial], [trial]

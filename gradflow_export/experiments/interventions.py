@@ -274,7 +274,7 @@ class EverythingTrained(Intervention):
 
     def __init__(self) -> None:
         super().__init__()
-        self._known: dict[int, nn.Parameter] = {}
+        self._known: dict[int, Tensor] = {}
         self._lead: Optimizer | None = None
         self._group: dict[str, Any] | None = None
         self._owned: set[int] = set()

@@ -21,11 +21,11 @@ from gradflow_export.experiments.mending import sequences as sequence
 from gradflow_export.experiments.mending.batches import Batches
 from gradflow_export.experiments.mending.beginnings import DrawnZeros
 from gradflow_export.experiments.mending.catalog import MENDED
-from gradflow_export.experiments.mending.layers import Detours
+from gradflow_export.experiments.mending.layers import AROUND
 from gradflow_export.experiments.mending.leaks import ScaledLoss
 from gradflow_export.experiments.mending.penalties import NoPenalty
 from gradflow_export.experiments.mending.rates import GROUPS, LIMITS
-from gradflow_export.experiments.mending.tables import TablesTrained
+from gradflow_export.experiments.mending.tables import TABLES_TRAINED
 from gradflow_export.experiments.mending.treatment import EXACT, LOOK, PLACEBO, TRIED, TUNING, Treatment
 from gradflow_export.experiments.watched import Watch
 from gradflow_export.records.issues import IssueType
@@ -111,17 +111,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         lambda facts: facts["untrained"] > 0,
         chosen=lambda facts: facts["untrained"] == facts["frozen"],
     ),
-    Treatment(
-        "train every table",
-        EXACT,
-        TablesTrained,
-        "weights that are buffers or plain tensors, which no optimizer trains",
-        "self.weight = torch.nn.Parameter(weight)  # in place of a plain tensor or register_buffer()",
-        (_T.NOT_TRAINING, _T.STAGNATION),
-        lambda facts: facts["plain"] > 0,
-        choice=True,
-        chosen=lambda facts: facts["plain"] > 0,
-    ),
+    TABLES_TRAINED,
     Treatment(
         "random weights in place of zeros",
         EXACT,
@@ -262,15 +252,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.SATURATION, _T.BOTTLENECK, _T.COLLAPSE, _T.RANK_COLLAPSE),
         lambda facts: facts["layers"] > 1,
     ),
-    Treatment(
-        "a way around narrow layers",
-        TUNING,
-        Detours,
-        "a layer that is far narrower than those around it",
-        "hidden = 64  # in place of the few units that everything has to pass; or x + block(x) around them",
-        (_T.BOTTLENECK, _T.CAPACITY),
-        lambda facts: facts["narrow"] > 0,
-    ),
+    AROUND,
     Treatment(
         "Kaiming initialization",
         TUNING,

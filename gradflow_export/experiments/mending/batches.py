@@ -193,9 +193,11 @@ def _lost(source: Any, given: Any, *, blank: bool) -> bool:
         return bool((after == after[0]).all())
     # A number for each sample, and one for each place of a sample.
     one = torch.linspace(1.0, 2.0, before.shape[1], dtype=torch.double)
-    rows = [(each @ one.to(each.device)).sort().values for each in (before, after)]
-    columns = [each.sum(0).sort().values for each in (before, after)]
-    return torch.allclose(*rows) or (before.shape[1] > 1 and torch.allclose(*columns))
+    (rows, others), (columns, places) = (
+        [sums(each).sort().values for each in (before, after)]
+        for sums in (lambda table: table @ one.to(table.device), lambda table: table.sum(0))
+    )
+    return torch.allclose(rows, others) or (len(columns) > 1 and torch.allclose(columns, places))
 
 
 class EarlierInputs(Intervention):

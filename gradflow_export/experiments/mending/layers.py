@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gradflow_export.experiments.interventions import EverythingTrained
+from gradflow_export.experiments.mending.treatment import TUNING, Treatment
+from gradflow_export.records.issues import IssueType
 
 NARROW = 4
 """Share of the widths around a layer, inverted, from which on it is narrow."""
@@ -106,3 +108,14 @@ def narrows(layer: nn.Linear, following: nn.Linear) -> bool:
     """Return whether a linear layer gives far fewer numbers than it takes and than the next one gives."""
     width = layer.out_features
     return width == following.in_features and NARROW * width <= min(layer.in_features, following.out_features)
+
+
+AROUND = Treatment(
+    "a way around narrow layers",
+    TUNING,
+    Detours,
+    "a layer that is far narrower than those around it",
+    "hidden = 64  # in place of the few units that everything has to pass; or x + block(x) around them",
+    (IssueType.BOTTLENECK, IssueType.CAPACITY),
+    lambda facts: facts["narrow"] > 0,
+)

@@ -85,7 +85,7 @@ class OpenPassages(Remembering):
         return put(answer)
 
     def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
-        """Return what a flat function gives, with the gradient of what it was given; of an array what it was made of."""
+        """Return what a flat function was given, with the numbers it gives; of an array what that was made of."""
         del kwargs
         if name in ARRAYS and isinstance(given, Tensor):
             return given if (known := self.like(given)) is None else known

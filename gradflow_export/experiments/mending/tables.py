@@ -12,7 +12,10 @@ from torch.optim.optimizer import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from gradflow_export.experiments.interventions import EverythingTrained, Intervention
+from gradflow_export.experiments.mending.treatment import EXACT, Treatment
 from gradflow_export.experiments.model_edits import tensors
+from gradflow_export.hooks.torch_private import viewed
+from gradflow_export.records.issues import IssueType
 
 PRODUCTS = frozenset((
     "linear", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm", "addmm", "einsum", "conv1d", "conv2d", "conv3d",
@@ -49,7 +52,7 @@ class Tables(Intervention):
     def multiplied(self, factors: Iterable[Tensor]) -> None:
         """Take note of a table that may be weights; a view stands for what it is a view of."""
         for each in factors:
-            table = each if each._base is None else each._base  # noqa: SLF001 - no public form
+            table = viewed(each)
             plain = not each.requires_grad and each.layout is torch.strided and each.is_floating_point()
             if plain and table.dim() > 1 and table.numel() > 1 and _place(each) not in self._inputs:
                 self._seen.setdefault(id(table), (table, set()))[1].add(self._steps)
@@ -91,3 +94,16 @@ class _Products(TorchFunctionMode):
 
 def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+TABLES_TRAINED = Treatment(
+    "train every table",
+    EXACT,
+    TablesTrained,
+    "weights that are buffers or plain tensors, which no optimizer trains",
+    "self.weight = torch.nn.Parameter(weight)  # in place of a plain tensor or register_buffer()",
+    (IssueType.NOT_TRAINING, IssueType.STAGNATION),
+    lambda facts: facts["plain"] > 0,
+    choice=True,
+    chosen=lambda facts: facts["plain"] > 0,
+)
