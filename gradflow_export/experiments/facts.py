@@ -112,6 +112,7 @@ class Facts(Intervention):
 
     def root(self, module: nn.Module) -> None:
         """Look at its layers."""
+        self._tables.root(module)
         self._roots[id(module)] = module
         self._known.update((id(weight), weight) for weight in module.parameters())
         members = list(module.modules())

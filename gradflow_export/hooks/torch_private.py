@@ -272,12 +272,6 @@ def sparse_indices(tensor: Tensor) -> Tensor:
     return indices
 
 
-def viewed(tensor: Tensor) -> Tensor:
-    """Return what a tensor is a view of; without the private name, and of what is none, the tensor."""
-    base = getattr(tensor, "_base", None)
-    return base if isinstance(base, Tensor) else tensor
-
-
 def sequence_number(node: Any) -> int:
     """Return a number that tells a node of a graph from others."""
     return int(node._sequence_nr()) if hasattr(node, "_sequence_nr") else id(node)

@@ -128,6 +128,7 @@ def test_tables_that_are_no_parameters_are_found_and_trained(change):
     model, given = Plain(), torch.randn(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = model.table.clone()
+    change.root(model)
     for _ in range(4):
         change.called(model, (given,), {})
         loss = change.left(model, model(given)).square().mean()

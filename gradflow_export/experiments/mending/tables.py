@@ -14,7 +14,6 @@ from torch.overrides import TorchFunctionMode
 from gradflow_export.experiments.interventions import EverythingTrained, Intervention
 from gradflow_export.experiments.mending.treatment import EXACT, Treatment
 from gradflow_export.experiments.model_edits import tensors
-from gradflow_export.hooks.torch_private import viewed
 from gradflow_export.records.issues import IssueType
 
 PRODUCTS = frozenset((
@@ -27,20 +26,27 @@ AGAIN = 2
 
 
 class Tables(Intervention):
-    """Finds what takes part in the products of a model in several steps, and is no parameter and none of its inputs."""
+    """Finds tables that modules hold and multiply with in several steps, and that are no parameters."""
 
     def __init__(self) -> None:
         super().__init__()
         self._held = contextlib.ExitStack()
-        self._seen: dict[int, tuple[Tensor, set[int]]] = {}
-        self._inputs: set[int] = set()
+        self._own: dict[int, Tensor] = {}
+        self._used: dict[int, set[int]] = {}
         self._steps = 0
+
+    def root(self, module: nn.Module) -> None:
+        """Take note of what its parts hold."""
+        super().root(module)
+        for member in module.modules():
+            for each in (*vars(member).values(), *member.buffers(recurse=False)):
+                if isinstance(each, Tensor) and each.is_floating_point() and each.dim() > 1 and not each.requires_grad:
+                    self._own[_place(each)] = each
 
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Begin to look."""
         self._held.close()
-        if torch.is_grad_enabled() and self._steps < AGAIN:
-            self._inputs = {_place(each) for each in tensors([args, kwargs]) if each.layout is torch.strided}
+        if torch.is_grad_enabled() and self._steps < AGAIN and self._own:
             self._held.enter_context(_Products(self.multiplied))
         return super().called(module, args, kwargs)
 
@@ -50,22 +56,18 @@ class Tables(Intervention):
         return super().left(module, output)
 
     def multiplied(self, factors: Iterable[Tensor]) -> None:
-        """Take note of a table that may be weights; a view stands for what it is a view of."""
-        for each in factors:
-            table = viewed(each)
-            plain = not each.requires_grad and each.layout is torch.strided and each.is_floating_point()
-            if plain and table.dim() > 1 and table.numel() > 1 and _place(each) not in self._inputs:
-                self._seen.setdefault(id(table), (table, set()))[1].add(self._steps)
+        """Take note of those among the factors of a product; a view has the place of its table."""
+        for place in {_place(each) for each in factors}.intersection(self._own) - {0}:
+            self._used.setdefault(place, set()).add(self._steps)
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Forget what took part in one step alone."""
+        """Count the steps."""
         super().after_step(optimizer)
         self._steps += 1
-        self._seen = {key: pair for key, pair in self._seen.items() if len(pair[1]) >= min(self._steps, AGAIN)}
 
     def tables(self) -> list[Tensor]:
         """Return those that took part in each of the first steps."""
-        return [table for table, steps in self._seen.values() if len(steps) >= AGAIN]
+        return [self._own[place] for place, steps in self._used.items() if len(steps) >= AGAIN]
 
 
 class TablesTrained(Tables, EverythingTrained):
@@ -93,7 +95,7 @@ class _Products(TorchFunctionMode):
 
 
 def _place(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 TABLES_TRAINED = Treatment(
