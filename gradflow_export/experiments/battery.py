@@ -140,6 +140,9 @@ class Battery:
         possible = combinations({each.name for each in exact + tuning}) if ill else []
         early = [names for names in possible if find(names[0]).kind == EXACT]
         self._try([*((each.name,) for each in first), *early])
+        seen = [e for e in verdict.trials if ill and (_evident(e.names, verdict) or _structural(e.names, verdict))]
+        if all(_tunes(trial.names) for trial in verdict.cures) and not verdict.cut:
+            longer(self._laboratory, verdict, seen)
         if ((ill or slow) and not verdict.cures) or self._everything:
             faster = [each for each in tuning if ill or self._everything or IssueType.LEARNING_RATE in each.fixes]
             faster = [each for each in faster if self._everything or slow or self._licensed([each.name])]
@@ -147,11 +150,10 @@ class Battery:
         if self._begins_later():
             return
         if not verdict.cures and not verdict.cut:
-            near = [
-                e for e in verdict.trials if _near(e.names, verdict) == 0 or (ill and _structural(e.names, verdict))
-            ]
+            others = [each for each in verdict.trials if each not in seen]
+            near = [each for each in others if _near(each.names, verdict) == 0]
             named = [each for each in near if _named(each.names, verdict) and verdict.baseline.progress > LEFT]
-            longer(self._laboratory, verdict, near if ill or slow else named, verdict.trials if ill or slow else ())
+            longer(self._laboratory, verdict, near if ill or slow else named, others if ill or slow else ())
         if ill and not verdict.cures:
             self._try([names for names in possible if self._licensed(names) and names not in early])
             self._begins_later()
