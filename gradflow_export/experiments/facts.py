@@ -253,6 +253,8 @@ class Facts(Intervention):
             self._digest = None
             for weight in weights(optimizer):
                 self._after[id(weight)] = weight, weight.detach().clone()
+                # What a closure computed within the step has been used.
+                self._gradients.pop(id(weight), None)
 
     def told(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""

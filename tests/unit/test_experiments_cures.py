@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from gradflow_export.cli import main
 from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline, Trial
 from gradflow_export.experiments.facts import Facts
+from gradflow_export.experiments.interventions import KeptGradients
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.mending.batches import INDEX, AsDrawn, Batches
 from gradflow_export.experiments.mending.evaluations import OwnMode
@@ -52,7 +54,7 @@ SCRIPT = """
     for step in range(300):
         rows = torch.randint(256, (32,))
         given, wanted = x[rows], y[rows]
-        if word == "asleep" and step == 5:
+        if (word, step) in {("asleep", 5), ("dozing", 0)}:
             model.eval()
         if word == "shuffled":
             given = given[torch.randperm(32)]
@@ -80,6 +82,14 @@ def test_each_mistake_is_cured_by_its_own_treatment(tmp_path, word, suspects, cu
     with Laboratory(Target(path, words=(word,)), jobs=2) as laboratory:
         verdict = Battery(laboratory, laboratory.look().trainings[-1], steps=60, suspects=suspects).run()
     assert [trial.names for trial in verdict.cures][:1] == [(cure,)]
+
+
+def test_a_model_that_trains_in_evaluation_mode_from_the_first_step_is_watched(tmp_path, capfd):
+    """An optimizer has its weights."""
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
+    assert main(["doctor", str(path), "--no-try", "dozing"]) == 0
+    assert "train.py (Net)" in capfd.readouterr().out
 
 
 def test_samples_are_given_back_in_their_order_and_with_their_numbers():
@@ -199,6 +209,30 @@ def test_a_heavy_momentum_is_lowered():
     change = find("nine tenths of the momentum").make()
     change.before_step(optimizer)
     assert optimizer.param_groups[0]["momentum"] == pytest.approx(0.8991)
+
+
+def test_gradients_that_a_closure_computed_are_not_kept_for_the_next_step():
+    """It clears them before it computes others."""
+    model, given = nn.Linear(3, 1), torch.randn(8, 3)
+    optimizer, changes = torch.optim.SGD(model.parameters(), lr=0.1), (Facts(), KeptGradients())
+
+    def closure():
+        loss = model(given).square().mean()
+        loss.backward()
+        for each in changes:
+            each.after_backward()
+        return loss
+
+    for each in changes:
+        each.root(model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        for each in changes:
+            each.before_step(optimizer)
+        optimizer.step(closure)
+        for each in changes:
+            each.after_step(optimizer)
+    assert (changes[0].edited, changes[1].acted) == (0, False)
 
 
 def test_no_number_is_a_cure_while_structure_proves_something_else():

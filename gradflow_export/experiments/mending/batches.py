@@ -192,11 +192,9 @@ def _lost(source: Any, given: Any, *, blank: bool) -> bool:
     if blank:
         return bool((after == after[0]).all())
     # A number for each sample, and one for each place of a sample.
-    one = torch.linspace(1.0, 2.0, before.shape[1], dtype=torch.double)
-    (rows, others), (columns, places) = (
-        [sums(each).sort().values for each in (before, after)]
-        for sums in (lambda table: table @ one.to(table.device), lambda table: table.sum(0))
-    )
+    one = torch.linspace(1.0, 2.0, before.shape[1], dtype=torch.double, device=before.device)
+    rows, others = ((each @ one).sort().values for each in (before, after))
+    columns, places = (each.sum(0).sort().values for each in (before, after))
     return torch.allclose(rows, others) or (len(columns) > 1 and torch.allclose(columns, places))
 
 
