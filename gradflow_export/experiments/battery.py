@@ -152,7 +152,8 @@ class Battery:
         if not verdict.cures and not verdict.cut:
             others = [each for each in verdict.trials if each not in seen]
             near = [each for each in others if _near(each.names, verdict) == 0]
-            named = [each for each in near if _named(each.names, verdict) and verdict.baseline.progress > LEFT]
+            named = [each for each in near if _named(each.names, verdict) and not _often(each.names, verdict)]
+            named = named if verdict.baseline.progress > LEFT else []
             longer(self._laboratory, verdict, near if ill or slow else named, others if ill or slow else ())
         if ill and not verdict.cures:
             self._try([names for names in possible if self._licensed(names) and names not in early])
@@ -212,8 +213,7 @@ class Battery:
         """
         base, treatments = self.verdict.baseline, [find(name) for name in trial.names]
         assert base is not None
-        often = any(each.hastens or (each.choice and not each.evident(self.verdict.facts)) for each in treatments)
-        turns, hasty = trial.turns(base), often and not (base.ill or base.slow)
+        turns, hasty = trial.turns(base), _often(trial.names, self.verdict) and not (base.ill or base.slow)
         exact = all(each.kind == EXACT and not each.choice for each in treatments)
         # A number is no cure while what structure proves is still found with another one.
         stands = _tunes(trial.names) and not self.verdict.accused.isdisjoint(map(IssueType, trial.left or ()))
@@ -287,6 +287,11 @@ def _near(names: Sequence[str], verdict: Verdict) -> int:
 
 def _evident(names: Sequence[str], verdict: Verdict) -> bool:
     return any(find(name).evident(verdict.facts) for name in names)
+
+
+def _often(names: Sequence[str], verdict: Verdict) -> bool:
+    """Return whether treatments help many scripts that learn: larger steps, and what is chosen and nothing accuses."""
+    return any((each := find(n)).hastens or (each.choice and not each.evident(verdict.facts)) for n in names)
 
 
 def _structural(names: Sequence[str], verdict: Verdict) -> bool:

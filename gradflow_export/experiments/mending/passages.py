@@ -88,7 +88,9 @@ class OpenPassages(Remembering):
         """Return what a flat function was given, with the numbers it gives; of an array what that was made of."""
         del kwargs
         if name in ARRAYS and isinstance(given, Tensor):
-            return given if (known := self.like(given)) is None else known
+            known = self.like(given)
+            self.acted |= known is not None
+            return given if known is None else known
         if name not in FLAT or not args[0].requires_grad:
             return given
         self.acted = True
