@@ -375,4 +375,4 @@ def _rows_of(entered: Tensor, count: int = 0) -> Tensor:
 
 def _answers(term: Term) -> bool:
     """Whether predictions are classes, or one number for each sample: a target of more may be the input, or noise."""
-    return term.kind in PICKED or (term.targets is not None and term.targets.numel() == len(term.targets))
+    return term.kind in PICKED or (term.targets is not None and term.targets.shape[:1] == (term.targets.numel(),))

@@ -337,5 +337,6 @@ class BatchForTime(Check):
                 "set batch_first, nn.LSTM(..., batch_first=True) or nn.TransformerEncoderLayer(..., "
                 "batch_first=True) for inputs [batch, time, features]; or pass x.transpose(0, 1).",
                 cause="batch taken for time",
+                origin="batch taken for time",
             ),
         )

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.experiments.interventions import weights
 from gradflow_export.experiments.runs import Outcome, Place
 from gradflow_export.experiments.survey import joined
 from gradflow_export.experiments.target import CELL, Target, run_target, told
@@ -52,6 +54,7 @@ class ScriptWatch:
         self._exporters: list[tuple[str, Exporter, Place]] = []
         self._members: set[int] = set()
         self._roots: set[int] = set()
+        self._asleep: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._depth = 0
         self._counts: dict[int, int] = {}
         self._spans: dict[int, list[int]] = {}
@@ -100,15 +103,13 @@ class ScriptWatch:
             self._calls += 1
             if self._stop and not self._counts and self._calls > CALLS_PER_STEP * self._steps:
                 self._enough()
-        elif (
-            self._depth == 0
-            and len(self._exporters) < MODELS
-            and module.training
-            and any(p.requires_grad for p in module.parameters())
-        ):
-            model = outermost(module)
-            self._watch(model)
-            self._depth += module is model
+        elif self._depth == 0 and any(p.requires_grad for p in module.parameters()):
+            if not module.training:
+                self._asleep.add(module)
+            elif len(self._exporters) < MODELS:
+                model = outermost(module)
+                self._watch(model)
+                self._depth += module is model
 
     def _left(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if id(module) in self._roots and not torch.compiler.is_compiling():
@@ -122,7 +123,14 @@ class ScriptWatch:
         exporter = known[0] if known else watch(model)
         self._exporters.append((type(model).__name__, exporter, place))
 
-    def _begins(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def _begins(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        # A model in evaluation mode is trained if the optimizer that steps has its weights.
+        held = set(map(id, weights(optimizer))) if self._asleep else set()
+        for module in list(self._asleep):
+            known = id(module) in self._members or len(self._exporters) >= MODELS
+            if not known and not held.isdisjoint(map(id, module.parameters())):
+                self._watch(outermost(module))
+        self._asleep.clear()
         if not self._step_place.line:
             self._step_place = self._here()
         if not self._counts:

@@ -15,7 +15,7 @@ from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.runs import Request, Result
 from gradflow_export.experiments.survey import Training
 from gradflow_export.experiments.treatments import TREATMENTS, WATCH, combinations, find, nearness, of_kind
-from gradflow_export.experiments.verdict import SEEDS, Verdict
+from gradflow_export.experiments.verdict import SEEDS, Verdict, later_steps, longer
 from gradflow_export.experiments.watched import accused
 from gradflow_export.records.issues import IssueType
 
@@ -24,10 +24,6 @@ LOOK, UNMOVED = ("look", "batches"), "no steps"
 STILL = ("look", UNMOVED)
 RISING = 0.5
 """Share of the steps from which on a learning rate that rises is one that warms up."""
-LATER = 4
-"""Multiple of the steps within which a script may begin to learn by itself, or a treatment may show what it does."""
-LEADS = 0.95
-"""Share of the loss without a treatment below which it is given so many steps."""
 RUNS = 40
 """How many runs the experiments take at most, for a prediction of their time."""
 
@@ -144,19 +140,24 @@ class Battery:
         possible = combinations({each.name for each in exact + tuning}) if ill else []
         early = [names for names in possible if find(names[0]).kind == EXACT]
         self._try([*((each.name,) for each in first), *early])
+        seen = [e for e in verdict.trials if ill and (_evident(e.names, verdict) or _structural(e.names, verdict))]
+        if all(_tunes(trial.names) for trial in verdict.cures) and not verdict.cut:
+            longer(self._laboratory, verdict, seen)
         if ((ill or slow) and not verdict.cures) or self._everything:
             faster = [each for each in tuning if ill or self._everything or IssueType.LEARNING_RATE in each.fixes]
             faster = [each for each in faster if self._everything or slow or self._licensed([each.name])]
             self._try([(each.name,) for each in faster if each not in first])
         if self._begins_later():
             return
+        if not verdict.cures and not verdict.cut:
+            others = [each for each in verdict.trials if each not in seen]
+            near = [each for each in others if _near(each.names, verdict) == 0]
+            named = [each for each in near if _named(each.names, verdict) and not _often(each.names, verdict)]
+            named = named if verdict.baseline.progress > LEFT else []
+            longer(self._laboratory, verdict, near if ill or slow else named, others if ill or slow else ())
         if ill and not verdict.cures:
             self._try([names for names in possible if self._licensed(names) and names not in early])
             self._begins_later()
-        if not verdict.cures and not verdict.cut:
-            near = [each for each in verdict.trials if _near(each.names, verdict) == 0]
-            named = [each for each in near if _named(each.names, verdict) and verdict.baseline.progress > LEFT]
-            longer(self._laboratory, verdict, near if ill or slow else named)
         if slow and not verdict.cures:
             verdict.faster = best([each for each in verdict.trials if verdict.rescues(each)])[:1]
 
@@ -212,10 +213,11 @@ class Battery:
         """
         base, treatments = self.verdict.baseline, [find(name) for name in trial.names]
         assert base is not None
-        often = any(each.hastens or (each.choice and not each.evident(self.verdict.facts)) for each in treatments)
-        turns, hasty = trial.turns(base), often and not (base.ill or base.slow)
+        turns, hasty = trial.turns(base), _often(trial.names, self.verdict) and not (base.ill or base.slow)
         exact = all(each.kind == EXACT and not each.choice for each in treatments)
-        licensed = self._licensed(trial.names) and (turns or not hasty)
+        # A number is no cure while what structure proves is still found with another one.
+        stands = _tunes(trial.names) and not self.verdict.accused.isdisjoint(map(IssueType, trial.left or ()))
+        licensed = self._licensed(trial.names) and (turns or not hasty) and not stands
         return self.verdict.rescues(trial) and ((turns and exact) or licensed)
 
     def _ordered(self, treatments: Sequence[Treatment]) -> list[Treatment]:
@@ -287,6 +289,16 @@ def _evident(names: Sequence[str], verdict: Verdict) -> bool:
     return any(find(name).evident(verdict.facts) for name in names)
 
 
+def _often(names: Sequence[str], verdict: Verdict) -> bool:
+    """Return whether treatments help many scripts that learn: larger steps, and what is chosen and nothing accuses."""
+    return any((each := find(n)).hastens or (each.choice and not each.evident(verdict.facts)) for n in names)
+
+
+def _structural(names: Sequence[str], verdict: Verdict) -> bool:
+    """Return whether what treatments remove was seen in the script itself, and is no number that is off."""
+    return all((each := find(name)).mistake or each.chosen(verdict.facts) for name in names)
+
+
 def _named(names: Sequence[str], verdict: Verdict) -> bool:
     """Return whether what the first run saw, or a finding, names what treatments mend first as a cause.
 
@@ -355,36 +367,3 @@ def confirmations(verdict: Verdict, request: Request, trial: Trial) -> list[Requ
 
 def _tunes(names: Sequence[str]) -> bool:
     return all(find(name).kind == TUNING for name in names)
-
-
-def later_steps(verdict: Verdict) -> int:
-    """Return how many steps a longer run trains; 0 where there are no more, or something else is measured."""
-    later = min(LATER * verdict.steps, verdict.training.steps - MEASURED)
-    return 0 if later <= verdict.steps or verdict.measured else later
-
-
-def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial]) -> None:
-    """Give the script, and what leads and neither tunes nor rescues it, more steps; these may show it.
-
-    Args:
-        laboratory: Where runs are done.
-        verdict: What is known; where the treatment rescues in more steps, it is that of these.
-        accused: Trials of what is accused.
-    """
-    base, later = verdict.baseline, later_steps(verdict)
-    # What tunes helps many scripts in so many steps.
-    exact = [each for each in accused if each.acted and all(find(name).kind != TUNING for name in each.names)]
-    leads = [each for each in exact if base and each.effects.get(0, math.inf) < LEADS * base.level(0)]
-    if base is None or base.blind or not leads or not later:
-        return
-    lead = min(leads, key=lambda each: each.effects[0])
-    asked = deque(Request(names, seed, later) for names in ((), lead.names) for seed in range(SEEDS))
-    effects: dict[tuple[str, ...], dict[int, float]] = {(): {}, lead.names: {}}
-    for request, result in laboratory.run(asked):
-        effects[request.names][request.seed] = math.inf if result.error else result.effect
-    if any(len(each) < SEEDS for each in effects.values()):
-        return
-    plain = replace(base, effect=tuple(effects[()][seed] for seed in range(SEEDS)), placebos={})
-    trial = replace(lead, effects=effects[lead.names])
-    if trial.rescues(plain):
-        verdict.steps, verdict.baseline, verdict.trials, verdict.cures = later, plain, [trial], [trial]

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.experiments.interventions import Intervention, leaves, made_with, weights
+from gradflow_export.experiments.mending.layers import narrows
 from gradflow_export.experiments.mending.losses import LOSSES
 from gradflow_export.experiments.mending.passages import starved
 from gradflow_export.experiments.mending.rates import terms
 from gradflow_export.experiments.mending.scores import mixes, tempered
 from gradflow_export.experiments.mending.sequences import SEQUENCES, STEPWISE, masks, real_lengths
+from gradflow_export.experiments.mending.tables import Tables
 from gradflow_export.experiments.model_edits import LAYERS, SQUASHING, level, tensors
 
 SAME = 1e-6
@@ -31,6 +33,7 @@ class Facts(Intervention):
 
     Attributes:
         decay: Whether an optimizer has a weight decay.
+        momentum: The greatest momentum of an optimizer that has one number for it.
         schedule: Whether a learning rate changes.
         rising: Share of the steps after which a learning rate was the greatest so far for the last time.
         reached: The greatest learning rate so far as a share of that which its group was made with.
@@ -45,12 +48,14 @@ class Facts(Intervention):
         kept: Share of the gradient's norm that was left at the least, 1 when none was taken away.
         untrained: Parameters of the model that no optimizer has or that are frozen.
         frozen: The latter alone.
+        plain: Tables that the model multiplies with in each step, and that are neither parameters nor inputs.
         unreached: Parameters that an optimizer has and that no gradient reached.
         layers: Linear and convolutional layers.
         level: Tables of weights that hold one number throughout.
         tables: All tables of weights.
         sequences: Recurrent and attention layers.
         recurrent: The former alone.
+        narrow: Linear layers that give far fewer numbers than they take and than the next one gives.
         padding: Share of the steps of recurrent layers that repeat the last one of a sequence.
         masked: How often attention was given a mask.
         starved: How often a norm is over a single number, or in training over a few samples.
@@ -79,11 +84,11 @@ class Facts(Intervention):
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
         self.sequences = self.recurrent = self.masked = self.level = self.half = self.returned = 0
         self.frozen = self.endless = self.unreached = self.tables = self.starved = 0
-        self.broken = self.mixed = 0
+        self.broken = self.mixed = self.narrow = 0
         self._counts: set[int] = set()
         self._sane = True
         self._reached: set[int] = set()
-        self.gain = self.offset = self.tempered = 0.0
+        self.gain = self.offset = self.tempered = self.momentum = 0.0
         self.apart = self.terms = 1.0
         self.kept, self.scale, self.dropout, self.adam, self.reached = 1.0, 0.0, 0.0, 0.0, 0.0
         self.digests: list[float | None] = []
@@ -102,10 +107,12 @@ class Facts(Intervention):
         self._stepped: dict[int, Optimizer] = {}
         self._inside: dict[int, Optimizer] = {}
         self._after: dict[int, tuple[Tensor, Tensor]] = {}
+        self._tables = Tables()
         self._gradients: dict[int, tuple[Tensor, Tensor]] = {}
 
     def root(self, module: nn.Module) -> None:
         """Look at its layers."""
+        self._tables.root(module)
         self._roots[id(module)] = module
         self._known.update((id(weight), weight) for weight in module.parameters())
         members = list(module.modules())
@@ -115,6 +122,7 @@ class Facts(Intervention):
         for layer in members:
             if isinstance(layer, nn.RNNBase):
                 layer.register_forward_pre_hook(self._reads)
+        self.narrow += sum(map(narrows, *(linear := [e for e in members if isinstance(e, nn.Linear)], linear[1:])))
         self.level += len(level(module))
         self.tables += sum(weight.dim() > 1 for weight in module.parameters())
         for layer in members:
@@ -124,6 +132,7 @@ class Facts(Intervention):
 
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Look at the inputs, and whether gradients are wanted."""
+        self._tables.called(module, args, kwargs)
         if not torch.is_grad_enabled():
             self._echoed |= self._changes(module) and self._steps > 0
             return args, kwargs
@@ -150,7 +159,7 @@ class Facts(Intervention):
 
     def left(self, module: nn.Module, output: Any) -> Any:
         """Look at the precision in which it was computed."""
-        del module
+        self._tables.left(module, output)
         self.half += any(each.requires_grad and each.dtype is torch.float16 for each in tensors([output]))
         return output
 
@@ -201,6 +210,7 @@ class Facts(Intervention):
         faded = True
         for number, group in enumerate(optimizer.param_groups):
             self.decay |= bool(group.get("weight_decay"))
+            self.momentum = max(self.momentum, float(group.get("momentum") or 0.0))
             rate = float(group.get("lr", 0.0))
             made = float(made_with(optimizer, number, rate))
             self.reached = max(self.reached, rate / made if made else 1.0)
@@ -233,6 +243,7 @@ class Facts(Intervention):
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Save the weights."""
+        self._tables.after_step(optimizer)
         self._inside.pop(id(optimizer), None)
         self._stepped[id(optimizer)] = optimizer
         self._echoes += self._echoed
@@ -242,6 +253,8 @@ class Facts(Intervention):
             self._digest = None
             for weight in weights(optimizer):
                 self._after[id(weight)] = weight, weight.detach().clone()
+                # What a closure computed within the step has been used.
+                self._gradients.pop(id(weight), None)
 
     def told(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
@@ -256,7 +269,7 @@ class Facts(Intervention):
             "decay", "schedule", "dropout", "stale", "foreign", "returned", "edited", "kept", "untrained", "layers",
             "squashing", "sequences", "recurrent", "masked", "level", "half",
             "resettable", "scale", "digests", "adam", "reached", "frozen", "endless", "gain", "offset",
-            "unreached", "tables", "apart", "starved", "tempered", "terms", "broken", "mixed",
+            "unreached", "tables", "apart", "starved", "tempered", "terms", "broken", "mixed", "narrow", "momentum",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
         steps = max(self._steps, 1)
@@ -266,7 +279,7 @@ class Facts(Intervention):
             "rising": self._rose / steps,
             "faded": self._faded / steps,
         }
-        return {**told, **shares, "optimizers": len(self._optimizers)}
+        return {**told, **shares, "optimizers": len(self._optimizers), "plain": len(self._tables.tables())}
 
 
 def _is_endless(given: Tensor) -> bool:

@@ -229,11 +229,15 @@ class KeptGradients(Intervention):
                 weight.grad = kept[1]
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Give the script its own again, or what it has cleared would be added to the next ones."""
-        del optimizer
+        """Give the script its own again, or what it has cleared would be added to the next ones.
+
+        Those that a closure computed have been used.
+        """
         for weight, gradient in self._before:
             weight.grad = gradient
         self._before = []
+        for weight in weights(optimizer):
+            self._saved.pop(id(weight), None)
 
 
 class PinnedWeights(Intervention):
@@ -274,7 +278,7 @@ class EverythingTrained(Intervention):
 
     def __init__(self) -> None:
         super().__init__()
-        self._known: dict[int, nn.Parameter] = {}
+        self._known: dict[int, Tensor] = {}
         self._lead: Optimizer | None = None
         self._group: dict[str, Any] | None = None
         self._owned: set[int] = set()

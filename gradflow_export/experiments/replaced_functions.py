@@ -14,10 +14,10 @@ from torch.nn import functional
 from torch.utils import checkpoint
 
 from gradflow_export.experiments.interventions import Intervention
-from gradflow_export.experiments.mending.batches import INDEX, PICKED
+from gradflow_export.experiments.mending.batches import BLANKED, INDEX, PICKED, REORDERED
 from gradflow_export.experiments.mending.labels import CASTS, MARGINS, PRODUCTS
 from gradflow_export.experiments.mending.losses import ACTIVATIONS, LOSSES, RATES
-from gradflow_export.experiments.mending.passages import FLAT, NORMS, SUMS, OpenPassages
+from gradflow_export.experiments.mending.passages import ARRAYS, FLAT, NORMS, SUMS, OpenPassages
 from gradflow_export.experiments.mending.scores import CLAMPS, FLATTENED
 from gradflow_export.experiments.mending.sequences import ATTENTION
 
@@ -44,11 +44,17 @@ class ReplacedFunctions:
             (torch, ("softmax", "log_softmax", "sub", "mul", "add", PICKED, *ACTIVATIONS, *CLAMPS, *FLAT)),
             (Tensor, ("softmax", "log_softmax", "sub", "__sub__", "__rsub__", *PRODUCTS, *CASTS, *SUMS, *ACTIVATIONS)),
             (Tensor, ("backward", PICKED, *CLAMPS, *FLATTENED, *FLAT)),
+            (Tensor, (REORDERED | BLANKED) - PRODUCTS - {INDEX}),
+            (torch, ARRAYS | (REORDERED | BLANKED) - PRODUCTS),
             (checkpoint, ("checkpoint",)),
         ):
             for name in set(names).intersection(dir(owner)):
                 setattr(owner, name, self._before(name, getattr(owner, name)))
         Tensor.__getitem__ = self._indexed(Tensor.__getitem__)  # type: ignore[method-assign]
+        Tensor.numpy = self._numbered(Tensor.numpy, Tensor.detach)  # type: ignore[method-assign]
+        # What a layer does to the numbers of its own weights has no gradient on purpose.
+        numbers: Any = Tensor.data
+        Tensor.data = property(self._detached(numbers.__get__, leaves=False), numbers.__set__)  # type: ignore[assignment]
         Tensor.detach = self._detached(Tensor.detach)
         torch.no_grad.__enter__ = self._entered(torch.no_grad.__enter__)  # type: ignore[method-assign]
         torch.set_grad_enabled.__init__ = self._switched(torch.set_grad_enabled.__init__)  # type: ignore[method-assign]
@@ -93,11 +99,22 @@ class ReplacedFunctions:
             each.acted = True
         return True
 
-    def _detached(self, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def _detached(self, plain: Callable[..., Tensor], *, leaves: bool = True) -> Callable[..., Tensor]:
         def detach(tensor: Tensor) -> Tensor:
-            return tensor if tensor.requires_grad and (self._open() or self._handed(tensor)) else plain(tensor)
+            held = tensor.requires_grad and (leaves or not tensor.is_leaf)
+            return tensor if held and (self._open() or self._handed(tensor)) else plain(tensor)
 
         return detach
+
+    def _numbered(self, plain: Callable[..., Any], detached: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+        def numpy(tensor: Tensor, **options: Any) -> Any:
+            opened = tensor.requires_grad and self._open()
+            for each in self._active() if opened else ():
+                if isinstance(each, OpenPassages):
+                    each.remember(tensor)
+            return plain(detached(tensor) if opened else tensor, **options)
+
+        return numpy
 
     def _handed(self, tensor: Tensor) -> bool:
         """Return whether the script holds back what a model of which nothing is trained has given."""

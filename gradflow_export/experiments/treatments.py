@@ -21,9 +21,11 @@ from gradflow_export.experiments.mending import sequences as sequence
 from gradflow_export.experiments.mending.batches import Batches
 from gradflow_export.experiments.mending.beginnings import DrawnZeros
 from gradflow_export.experiments.mending.catalog import MENDED
+from gradflow_export.experiments.mending.layers import AROUND
 from gradflow_export.experiments.mending.leaks import ScaledLoss
 from gradflow_export.experiments.mending.penalties import NoPenalty
 from gradflow_export.experiments.mending.rates import GROUPS, LIMITS
+from gradflow_export.experiments.mending.tables import TABLES_TRAINED
 from gradflow_export.experiments.mending.treatment import EXACT, LOOK, PLACEBO, TRIED, TUNING, Treatment
 from gradflow_export.experiments.watched import Watch
 from gradflow_export.records.issues import IssueType
@@ -109,6 +111,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         lambda facts: facts["untrained"] > 0,
         chosen=lambda facts: facts["untrained"] == facts["frozen"],
     ),
+    TABLES_TRAINED,
     Treatment(
         "random weights in place of zeros",
         EXACT,
@@ -249,6 +252,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         (_T.BAD_INIT, _T.VANISHING, _T.EXPLODING, _T.SATURATION, _T.BOTTLENECK, _T.COLLAPSE, _T.RANK_COLLAPSE),
         lambda facts: facts["layers"] > 1,
     ),
+    AROUND,
     Treatment(
         "Kaiming initialization",
         TUNING,

@@ -1,16 +1,27 @@
-"""What the runs of one training showed."""
+"""What the runs of one training showed, and more steps for what they leave open."""
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gradflow_export.experiments.decision import Baseline, Trial
+from gradflow_export.experiments.decision import LEARNED, Baseline, Trial
+from gradflow_export.experiments.laboratory import Laboratory
+from gradflow_export.experiments.mending.treatment import TUNING
+from gradflow_export.experiments.patient import MEASURED
+from gradflow_export.experiments.runs import Request
 from gradflow_export.experiments.survey import Training
+from gradflow_export.experiments.treatments import find
 from gradflow_export.records.issues import IssueType
 
 SEEDS = 3
+LATER = 4
+"""Multiple of the steps within which a script may begin to learn by itself, or a treatment may show what it does."""
+LEADS = 0.95
+"""Share of the loss without a treatment below which it is given so many steps."""
 
 
 @dataclass
@@ -71,3 +82,37 @@ class Verdict:
     def vain(self) -> list[Trial]:
         """What was tried and does not help."""
         return [trial for trial in self.trials if trial.acted and not self.helps(trial)]
+
+
+def later_steps(verdict: Verdict) -> int:
+    """Return how many steps a longer run trains; 0 where there are no more, or something else is measured."""
+    later = min(LATER * verdict.steps, verdict.training.steps - MEASURED)
+    return 0 if later <= verdict.steps or verdict.measured else later
+
+
+def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial], others: Sequence[Trial] = ()) -> None:
+    """Give the script, and what leads and neither tunes nor rescues it, more steps; these may show it.
+
+    Args:
+        laboratory: Where runs are done.
+        verdict: What is known; where the treatment rescues in more steps, it is that of these.
+        accused: Trials of what is accused.
+        others: Trials of which one counts where the script does not learn in more steps either.
+    """
+    base, later = verdict.baseline, later_steps(verdict)
+    # What tunes helps many scripts in so many steps.
+    trials = [each for each in (*accused, *others) if each.acted and all(find(n).kind != TUNING for n in each.names)]
+    leads = [each for each in trials if base and each.effects.get(0, math.inf) < LEADS * base.level(0)]
+    if base is None or base.blind or not leads or not later:
+        return
+    lead = min(leads, key=lambda each: (each not in accused, each.effects[0]))
+    asked = deque(Request(names, seed, later) for names in ((), lead.names) for seed in range(SEEDS))
+    effects: dict[tuple[str, ...], dict[int, float]] = {(): {}, lead.names: {}}
+    for request, result in laboratory.run(asked):
+        effects[request.names][request.seed] = math.inf if result.error else result.effect
+    if any(len(each) < SEEDS for each in effects.values()):
+        return
+    plain = replace(base, effect=tuple(effects[()][seed] for seed in range(SEEDS)), placebos={})
+    trial = replace(lead, effects=effects[lead.names])
+    if trial.rescues(plain) and (lead in accused or plain.progress > LEARNED):
+        verdict.steps, verdict.baseline, verdict.trials, verdict.cures = later, plain, [trial], [trial]

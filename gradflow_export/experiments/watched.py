@@ -29,6 +29,8 @@ PROVED = frozenset({
     IssueType.NUMERICAL,
 })  # fmt: skip
 """Issues that structure or a number proves: what mends them shows by their absence. Others are for the loss to say."""
+PROVED_CAUSES = frozenset(("batch taken for time",))
+"""Causes that are proved so, of types that are not."""
 
 
 class Watch(Intervention):
@@ -94,7 +96,7 @@ def needed(issues: Iterable[Issue], steps: int) -> int:
     """
     first: dict[IssueType, int] = {}
     for issue in issues:
-        if issue.issue_type in PROVED and issue.severity >= Severity.MEDIUM:
+        if _is_proved(issue.issue_type, issue.cause) and issue.severity >= Severity.MEDIUM:
             # What opens once more says nothing new.
             first[issue.issue_type] = min(first.get(issue.issue_type, issue.step), issue.step)
     return max(steps, *(int(AGAIN * step) for step in first.values())) if first else steps
@@ -105,4 +107,9 @@ def accused(told: Iterable[tuple[str, str]]) -> frozenset[IssueType]:
 
     First weights of an unusual size prove nothing: drawn anew, they have another size in any script.
     """
-    return PROVED & {IssueType(kind) for kind, cause in told if cause not in OF_DEGREE}
+    found = [(IssueType(kind), cause) for kind, cause in told if cause not in OF_DEGREE]
+    return frozenset(kind for kind, cause in found if _is_proved(kind, cause))
+
+
+def _is_proved(kind: IssueType, cause: str) -> bool:
+    return kind in PROVED or cause in PROVED_CAUSES

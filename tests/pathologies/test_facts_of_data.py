@@ -171,3 +171,13 @@ def test_a_rate_that_leaps_late_and_the_losses_with_it(factor, told):
             optimizer.step()
     causes = [issue.cause for issue in exporter.issues if issue.issue_type is IssueType.LEARNING_RATE]
     assert causes == (["too large"] if told else [])
+
+
+def test_a_loss_of_two_numbers_is_read_like_any_other():
+    """A mean of scores against a mean of labels has no samples."""
+    model = net(outputs=1)
+
+    def loss(_step):
+        return F.binary_cross_entropy_with_logits(model(torch.randn(16, 6)).mean(), torch.rand(16).mean())
+
+    assert not found(model, loss, 8, IssueType.NUMERICAL)

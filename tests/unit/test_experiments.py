@@ -23,7 +23,7 @@ import pytest
 from gradflow_export.cli import main
 from gradflow_export.errors import ArgumentError
 from gradflow_export.experiments.account import cures, lines, patch, remark, weighed
-from gradflow_export.experiments.battery import Battery, longer
+from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline, Trial, best
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import parse, scale, yardstick
@@ -34,7 +34,7 @@ from gradflow_export.experiments.sandbox import COPY, Sandbox, outermost, size
 from gradflow_export.experiments.survey import Training, joined
 from gradflow_export.experiments.target import Target, cells
 from gradflow_export.experiments.treatments import COMBINED, TREATMENTS, find, table
-from gradflow_export.experiments.verdict import Verdict
+from gradflow_export.experiments.verdict import Verdict, longer
 from gradflow_export.records.issues import Issue, IssueType, Severity
 from gradflow_export.records.loss_mistakes import DRAWN_TOGETHER, MISTAKES, TARGETS_NO_SHARE, UNSIGNED
 from gradflow_export.writers.preflight import findings

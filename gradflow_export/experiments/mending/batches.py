@@ -20,6 +20,9 @@ PICKED = "gather"
 """How a loss that is written by hand takes the scores of its targets."""
 TARGETED = frozenset((PICKED, *LOSSES, *ELEMENTWISE))
 """What compares an answer with a target."""
+REORDERED = frozenset((INDEX, "index_select", "roll", "flip"))
+BLANKED = frozenset(("__mul__", "__rmul__", "mul", "masked_fill", "zeros_like", "ones_like"))
+"""Functions that may put samples in another order, and that may make them all alike."""
 KINDS = 4
 """Classes that a short training distinguishes, at most."""
 ALIKE = 20
@@ -109,6 +112,7 @@ class Batches(_Outside):
         self._first: Tensor | None = None
         self._sizes: set[int] = set()
         self._units = AnswersInUnits()
+        self._drawn = AsDrawn()
 
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Compare what a model gets with what it got at first."""
@@ -116,7 +120,9 @@ class Batches(_Outside):
         if torch.is_grad_enabled() and given is not None and given.dim() and given.layout is torch.strided:
             if self._first is not None:
                 alike = given.shape == self._first.shape and torch.equal(given, self._first.to(given))
-                self.same = self.same + 1 if alike and len(given) in self._sizes else -math.inf
+                # Samples that are all alike say nothing of the rows that were drawn.
+                drawn = len(given) in self._sizes and bool((given != given[:1]).any())
+                self.same = self.same + 1 if alike and drawn else -math.inf
             self._first = given.detach().clone()
             self._sizes.clear()
         return super().called(module, args, kwargs)
@@ -130,9 +136,16 @@ class Batches(_Outside):
             self._units.function(name, args, kwargs)
         return args, kwargs
 
+    def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
+        """Take note of samples that are put in another order or made alike."""
+        with contextlib.suppress(Exception):
+            if not self._inside and self._drawn.lost < ALIKE:
+                self._drawn.result(name, args, kwargs, given)
+        return given
+
     def told(self) -> dict[str, Any]:
-        """Return it, and whether targets are far from 0 or far apart."""
-        return {"same": max(self.same, -1.0), "far": self._units.acted}
+        """Return it, whether targets are far from 0 or far apart, and how often samples were changed."""
+        return {"same": max(self.same, -1.0), "far": self._units.acted, "lost": self._drawn.lost}
 
 
 def _rows(index: Any, count: int) -> Tensor | None:
@@ -141,6 +154,48 @@ def _rows(index: Any, count: int) -> Tensor | None:
         index = torch.tensor(range(*index.indices(count)))
     several = isinstance(index, Tensor) and index.dtype is torch.int64 and index.dim() == 1
     return index if several and 1 < len(index) <= count / 2 else None
+
+
+class AsDrawn(_Outside):
+    """Gives back what the script draws, where it puts samples in another order or makes all of them alike.
+
+    Inputs and targets that are put in one order together belong to each other before it as well.
+
+    Attributes:
+        lost: How often that was done, in a call that looks and changes nothing.
+    """
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = 0
+
+    def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
+        """Return what it was made of."""
+        del kwargs
+        if name not in REORDERED | BLANKED or self._inside or not _lost(args[0], given, blank=name in BLANKED):
+            return given
+        self.acted, self.lost = True, self.lost + 1
+        return args[0]
+
+
+def _lost(source: Any, given: Any, *, blank: bool) -> bool:
+    """Return whether samples differ that are all alike in what was made of them, or that stand in another order."""
+    if not (isinstance(source, Tensor) and isinstance(given, Tensor)) or source.requires_grad or given.requires_grad:
+        return False
+    if source.shape != given.shape or not source.dim() or len(source) < 2 or source.is_complex() or source.is_sparse:
+        return False
+    before, after = source.detach().reshape(len(source), -1).double(), given.detach().reshape(len(given), -1).double()
+    if not before.shape[1] or bool((before == before[0]).all()) or torch.equal(before, after):
+        return False
+    if blank:
+        return bool((after == after[0]).all())
+    # A number for each sample, and one for each place of a sample.
+    one = torch.linspace(1.0, 2.0, before.shape[1], dtype=torch.double, device=before.device)
+    rows, others = ((each @ one).sort().values for each in (before, after))
+    columns, places = (each.sum(0).sort().values for each in (before, after))
+    return torch.allclose(rows, others) or (len(columns) > 1 and torch.allclose(columns, places))
 
 
 class EarlierInputs(Intervention):

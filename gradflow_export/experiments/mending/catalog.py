@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from gradflow_export.experiments.mending import batches, evaluations, labels, layers, leaks, passages, scores, sequences
+from gradflow_export.experiments.mending import evaluations, labels, layers, leaks, passages, scores, sequences
 from gradflow_export.experiments.mending import losses as loss
-from gradflow_export.experiments.mending.treatment import EXACT, MENDING, Treatment
+from gradflow_export.experiments.mending.drawn import DRAWN
+from gradflow_export.experiments.mending.treatment import MENDING, Treatment
 from gradflow_export.records import loss_mistakes as known
 from gradflow_export.records.issues import IssueType
 
@@ -148,60 +149,7 @@ MENDED: tuple[Treatment, ...] = (
         "labels = 2 * labels - 1  # for hinge, margin and cosine embedding losses",
         (_T.WRONG_LOSS, _T.BAD_TARGETS),
     ),
-    Treatment(
-        "whole numbers that keep their differences",
-        MENDING,
-        labels.KeptDifferences,
-        "targets that all become the same integer when they are converted",
-        "# convert class indices to integers before any division: mask.long(), not (mask / 255).long()",
-        (_T.BAD_TARGETS,),
-        mistake=True,
-        of_loop=True,
-    ),
-    Treatment(
-        "other rows in each batch",
-        MENDING,
-        partial(batches.OtherRows, mixed=False),
-        "batches that always hold the same samples",
-        "for x, y in loader:  # instead of next(iter(loader)) in each step; new indices for each batch",
-        (_T.BAD_TARGETS,),
-        causes=frozenset({"same batch"}),
-        evident=lambda facts: facts.get("same", 0) >= batches.ALIKE,
-        mistake=True,
-        of_loop=True,
-    ),
-    Treatment(
-        "shuffled rows",
-        MENDING,
-        partial(batches.OtherRows, mixed=True),
-        "samples that are sorted by their targets",
-        "loader = DataLoader(dataset, batch_size=32, shuffle=True)",
-        (_T.BAD_TARGETS,),
-        causes=frozenset({"sorted"}),
-        mistake=True,
-        of_loop=True,
-    ),
-    Treatment(
-        "the inputs of the batch before",
-        EXACT,
-        batches.EarlierInputs,
-        "targets that come one batch late",
-        "# take inputs and targets from the same item of one loader: for x, y in loader",
-        (_T.BAD_TARGETS,),
-        causes=frozenset({"unrelated"}),
-        of_loop=True,
-    ),
-    Treatment(
-        "targets computed from the inputs",
-        MENDING,
-        batches.ComputedTargets,
-        "targets that do not belong to the inputs; model, loss and optimizer can learn",
-        "# restore the targets where they are read or reordered: shuffle inputs and targets with one permutation",
-        (_T.BAD_TARGETS,),
-        of_loop=True,
-        stands_in=True,
-        causes=frozenset({"unrelated", "constant", "empty"}),
-    ),
+    *DRAWN,
     Treatment(
         "cosines times sixteen",
         MENDING,
@@ -356,10 +304,21 @@ MENDED: tuple[Treatment, ...] = (
     Treatment(
         "evaluate in evaluation mode",
         MENDING,
-        evaluations.SteadyEvaluation,
+        partial(evaluations.OwnMode, training=False),
         "dropout that is active in evaluation",
         "model.eval()  # before evaluation, model.train() after it; F.dropout(x, p, training=self.training)",
         (_T.EVAL_RANDOM,),
+        mistake=True,
+        of_loop=True,
+    ),
+    Treatment(
+        "train in training mode",
+        MENDING,
+        partial(evaluations.OwnMode, training=True),
+        "a model that is trained in evaluation mode",
+        "model.train()  # after each evaluation, before the next training step",
+        (_T.EVAL_RANDOM,),
+        causes=frozenset({"training in evaluation mode"}),
         mistake=True,
         of_loop=True,
     ),

@@ -19,23 +19,27 @@ MIDDLES = MappingProxyType({
 """Functions of torch that draw numbers, and the middle of what each draws."""
 
 
-class SteadyEvaluation(Intervention):
-    """Calls a model in evaluation mode where no gradients are wanted, and lets no dropout act there."""
+class OwnMode(Intervention):
+    """Calls a model in the mode that its passes are for, and lets no dropout act in evaluation.
+
+    Args:
+        training: Whether it is training, where gradients are wanted; else evaluation.
+    """
 
     stays = True
-    steady = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, training: bool) -> None:
         super().__init__()
+        self._training, self.steady = training, not training
         self._modes: list[tuple[nn.Module, bool]] = []
 
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Switch to it."""
-        if not torch.is_grad_enabled():
+        if torch.is_grad_enabled() == self._training:
             self._modes = [(each, each.training) for each in module.modules()]
-            self.acted |= any(mode for _, mode in self._modes)
+            self.acted |= any(mode != self._training for _, mode in self._modes)
             for each, _ in self._modes:
-                each.training = False
+                each.training = self._training
         return args, kwargs
 
     def left(self, module: nn.Module, output: Any) -> Any:

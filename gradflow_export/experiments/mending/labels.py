@@ -39,8 +39,12 @@ class Remembering(Intervention):
     def left(self, module: nn.Module, output: Any) -> Any:
         """Remember the tensors in an answer through which gradients flow."""
         del module
-        self._given = [*self._given, *(each for each in tensors([output]) if each.requires_grad)][-KEPT:]
+        self.remember(output)
         return output
+
+    def remember(self, output: Any) -> None:
+        """Remember the tensors in something through which gradients flow."""
+        self._given = [*self._given, *(each for each in tensors([output]) if each.requires_grad)][-KEPT:]
 
     def after_step(self, optimizer: Any) -> None:
         """Forget what was answered before it."""

@@ -6,9 +6,15 @@ import copy
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from gradflow_export.experiments.interventions import EverythingTrained
+from gradflow_export.experiments.mending.treatment import TUNING, Treatment
+from gradflow_export.records.issues import IssueType
+
+NARROW = 4
+"""Share of the widths around a layer, inverted, from which on it is narrow."""
 
 
 class OwnLayers(EverythingTrained):
@@ -61,3 +67,55 @@ class KeptLayers(EverythingTrained):
         first = self._kept.setdefault((type(module), shapes, self._calls), module)
         self.acted |= first is not module
         return first
+
+
+class Detours(EverythingTrained):
+    """Leads a linear layer around a narrow one: what that one is given goes to the end of the next one as well."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: tuple[nn.Linear, Tensor] | None = None
+        self._around: dict[tuple[int, int], nn.Parameter] = {}
+        self._generator = torch.Generator().manual_seed(0)
+
+    def root(self, module: nn.Module) -> None:
+        """Hook its layers."""
+        for layer in module.modules():
+            if isinstance(layer, nn.Linear):
+                layer.register_forward_hook(self._after)
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Begin anew."""
+        self._before = None
+        return super().called(module, args, kwargs)
+
+    def _after(self, layer: nn.Linear, args: Any, output: Tensor) -> Tensor | None:
+        before, self._before = self._before, (layer, args[0])
+        if before is None or not narrows(before[0], layer) or before[1].shape[:-1] != output.shape[:-1]:
+            return None
+        self.acted, key = True, (id(before[0]), id(layer))
+        if key not in self._around:
+            drawn = torch.empty(layer.out_features, before[0].in_features)
+            nn.init.kaiming_uniform_(drawn, 5**0.5, generator=self._generator)
+            self._around[key] = nn.Parameter(drawn.to(output))
+            self._known[id(self._around[key])] = self._around[key]
+        return output + functional.linear(before[1], self._around[key])
+
+
+def narrows(layer: nn.Linear, following: nn.Linear) -> bool:
+    """Return whether a linear layer gives far fewer numbers than it takes and than the next one gives."""
+    width = layer.out_features
+    return width == following.in_features and NARROW * width <= min(layer.in_features, following.out_features)
+
+
+AROUND = Treatment(
+    "a way around narrow layers",
+    TUNING,
+    Detours,
+    "a layer that is far narrower than those around it",
+    "hidden = 64  # in place of the few units that everything has to pass; or x + block(x) around them",
+    (IssueType.BOTTLENECK, IssueType.CAPACITY),
+    lambda facts: facts["narrow"] > 0,
+)

@@ -22,6 +22,8 @@ FEW = 4
 """Values of a channel up to which a batch norm says little but their signs."""
 FLAT = frozenset(("sign", "round", "floor", "ceil", "trunc"))
 """Functions with a derivative of 0 everywhere."""
+ARRAYS = frozenset(("tensor", "as_tensor", "from_numpy"))
+"""Functions that make tensors of NumPy's arrays."""
 SUMS = frozenset(("__add__", "__radd__", "__iadd__", "add"))
 SHORT = frozenset((torch.bfloat16, torch.float16))
 
@@ -83,8 +85,12 @@ class OpenPassages(Remembering):
         return put(answer)
 
     def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
-        """Return what a flat function gives, with the gradient of what it was given."""
+        """Return what a flat function was given, with the numbers it gives; of an array what that was made of."""
         del kwargs
+        if name in ARRAYS and isinstance(given, Tensor):
+            known = self.like(given)
+            self.acted |= known is not None
+            return given if known is None else known
         if name not in FLAT or not args[0].requires_grad:
             return given
         self.acted = True

@@ -17,6 +17,8 @@ from gradflow_export.experiments.mending.treatment import EXACT, TUNING, Treatme
 from gradflow_export.records.issues import IssueType
 
 _T = IssueType
+HEAVY = 0.98
+"""Momentum above which gradients are added up for so long that it may be the cause."""
 TIGHT = 0.1
 """Share of the gradient's norm that clipping leaves below which it may be the cause."""
 
@@ -146,6 +148,16 @@ LIMITS: tuple[Treatment, ...] = (
         (_T.LEARNING_RATE, _T.NOT_LEARNING),
         lambda facts: bool(facts["decay"]),
         choice=True,
+    ),
+    Treatment(
+        "nine tenths of the momentum",
+        EXACT,
+        lambda: GroupOption("momentum", 0.9),
+        "a momentum that adds up the gradients of hundreds of steps",
+        "optimizer = torch.optim.SGD(model.parameters(), lr=..., momentum=0.9)",
+        (_T.LEARNING_RATE, _T.UNSTABLE, _T.EXPLODING, _T.DIVERGING),
+        lambda facts: facts["momentum"] > HEAVY,
+        chosen=lambda facts: facts["momentum"] > HEAVY,
     ),
 )
 
