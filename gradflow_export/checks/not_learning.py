@@ -46,11 +46,11 @@ class NotLearning(Check):
 
     After ``settle`` steps, the median of the last ``readings`` losses is at or above ``level`` of that of the best
     constant prediction, or all of those of the later half of the steps are, if they are fewer; and the loss did not
-    fall beyond its own noise, neither over the last two thirds of the run nor at their end. From step ``patient`` on a
-    fall above the level of that prediction does not count: nothing is learned by it. Over 100 steps, a fall by
-    0.8 standard deviations of that noise is detected in about half of all cases, a fall by 1.2 in nine of ten. If the
-    loss is above ``wild`` times that level, as after a bad start or with dropout, it must not have fallen since the
-    first step.
+    fall beyond its own noise, neither over the last two thirds of the run nor at their end. Over 100 steps, a fall by
+    0.8 standard deviations of that noise is detected in about half of all cases, a fall by 1.2 in nine of ten.
+
+    If the loss is above ``wild`` times that level, as after a bad start or with dropout, it must not have fallen since
+    the first step. From step ``patient`` on, a fall above the level itself does not count.
 
     Next to terms of the loss that are unknown or improve, a single term is judged from step ``patient`` on, if its
     targets are known to depend on the inputs and its predictions do not correlate with them; an example is the

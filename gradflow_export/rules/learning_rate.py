@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.statistics import median
-from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import fall, fell, none_better, past
+from gradflow_export.rules.evidence import fall, fell, none_better
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import agreement, first_step, margin, margins, steps_of_layers
 from gradflow_export.rules.signals import AGAIN, converged, stuck, warms_up
@@ -32,9 +32,7 @@ class LearningRate(Rule):
     Too small: all steps together would move the weights by less than ``travel`` of their norm, although they lead the
     same way, and the learning rate is not rising (warm-up). Gradients of a long window agree (``agree``), by ``ahead``
     times the movement of the weights or more: nothing that the weights did has changed what is asked of them; and the
-    loss is above ``halfway`` of its first value, or at updates below ``timid`` no better than a constant's. This is a
-    remark at updates of a usual size, and more if gradients agree by ``sure``, the loss is that of a constant
-    prediction, and a closed-form fit on some of the samples takes ``open`` or more off that. Or even
+    loss is above ``halfway`` of its first value, or at updates below ``timid`` no better than a constant's. Or even
     along the gradient, a tenth less loss would take ``steps`` steps, where ``L / (||g|| ||update||)`` is the number of
     steps to zero loss along the tangent.
 
@@ -55,8 +53,6 @@ class LearningRate(Rule):
         timid: Update-to-weight ratio below which updates are too small if gradients agree a little; at five times that
             and above, what is reported is a remark.
         agree: Minimum mean cosine of gradients that counts as agreement.
-        sure: The same at updates of a usual size.
-        open: Minimum fraction of the loss of the best constant prediction that a closed-form fit takes off.
         ahead: Minimum ratio of that cosine to the movement of the weights over the whole run.
         halfway: Minimum fraction of the first loss while gradients keep one direction.
         settle: Number of steps before agreement is judged.
@@ -75,8 +71,6 @@ class LearningRate(Rule):
     travel: float = 0.3
     timid: float = 1e-4
     agree: float = 0.15
-    sure: float = 0.25
-    open: float = 0.3
     ahead: float = 2.0
     halfway: float = 0.5
     settle: int = 80
@@ -104,7 +98,6 @@ class LearningRate(Rule):
         "gradient.cosine_error",
         "gradient.coherence",
         "loss.over_constant",
-        "target.attained",
         "parameter.momentum_steps",
     )
 
@@ -178,8 +171,7 @@ class LearningRate(Rule):
         )
         # A plateau that plain gradient descent leaves late may look like agreement, at steps of a usual size.
         found = _rate_finding(
-            Severity.MEDIUM if ratio < 5 * self.timid or (agree >= self.sure and self._left(history)) else Severity.LOW,
-            ratio, self.timid, message,
+            Severity.MEDIUM if ratio < 5 * self.timid else Severity.LOW, ratio, self.timid, message,
             self._longer(record, history), "too small", since, agree > 0,
         )  # fmt: skip
         yield from [replace(found, follows_from=(*_FLAT, IssueType.BAD_INIT))] if why else ()
@@ -211,13 +203,6 @@ class LearningRate(Rule):
         lasts = near and agree >= self.ahead * ratio * record.step
         rises = rate.last > 1.05 * rate.values[-30:].min(initial=math.inf)
         return agree if timid or (lasts and not rises and record.step >= self.patient) else 0.0
-
-    def _left(self, history: History) -> bool:
-        """Whether nothing has been learned, though a closed-form fit shows at every loss that much can be."""
-        sites = history.at_sites("loss.over_constant").sites or (RUN_SITE,)
-        fits = [past(history, "target.attained", site)[-3:] for site in sites]
-        can = all(len(fit) > 1 and median(fit) <= 1.0 - self.open for fit in fits)
-        return can and none_better(history, 0.9, 3) is not None
 
     def _longer(self, record: StepRecord, history: History) -> str:
         """Return what makes steps longer: the limit of clipping where they are what it leaves, else the rate."""

@@ -233,7 +233,6 @@ class BadInit(Check):
         for site, times in zip(over.sites, over.first.tolist(), strict=True):
             name = f"{site}.weight" if site else "weight"
             gain, classes = known.get(name, 0.0), seen(record, "loss.choice", site) or 0.0
-            # Of classes of which one is frequent, the best constant prediction is far better than equal probabilities.
             sure = times * (seen(record, "loss.constant", site) or 0.0) / math.log(classes) if classes > 1 else 0.0
             if times >= self.head and gain >= self.gain:
                 message = (
@@ -252,9 +251,8 @@ class BadInit(Check):
                     "classes: the scores were far apart before anything was learned."
                 )
                 advice = (
-                    "make the first scores small: look for a temperature that is too low, a factor on the scores or on "
-                    "a layer's output, and initial weights that are too large for their number of inputs; "
-                    "nn.init.normal_(head.weight, std=features ** -0.5) is usual for the last layer."
+                    "make the first scores small: look for a temperature that is too low, a factor on the scores, and "
+                    "large initial weights; nn.init.normal_(head.weight, std=features ** -0.5) is usual at the end."
                 )
                 yield _finding(Severity.MEDIUM, names or (site,), sure, self.sure, message, advice, LARGE)
 
