@@ -27,7 +27,7 @@ from gradflow_export.rules.replicas import Desync
 from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.stability import LossSpike, Unstable
 from gradflow_export.rules.units import Dead, Saturated
-from gradflow_export.rules.vanishing_exploding import ExplodingDepth, ExplodingLoss, Vanishing, VanishingParameters
+from gradflow_export.rules.vanishing_exploding import ExplodingDepth, Vanishing, VanishingParameters
 from gradflow_export.rules.weight_decay import WeightDecay
 
 Profile = Literal["robust", "seed"]
@@ -84,7 +84,6 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         Vanishing(),
         VanishingParameters(),
         ExplodingDepth(),
-        ExplodingLoss(),
         Bottleneck(),
         RankBottleneck(),
         TokenBottleneck(),

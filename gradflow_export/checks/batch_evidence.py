@@ -205,6 +205,7 @@ class InputInstrument(Reader):
             shares=term.shares,
             even=term.even,
             count=count,
+            choices=_choices(term) if parts else 0,
             answers=whole and not layers.foreign and _answers(term),
             mistakes=dict(term.mistakes),
         )
@@ -308,6 +309,13 @@ def _pair(term: Term) -> tuple[int, list[Tensor]]:
     if term.kind == "soft" and stride > 1:  # of probabilities all are needed
         return 0, []
     return len(pair[0]), [_rows(t)[:, ::stride] for t in pair]
+
+
+def _choices(term: Term) -> int:
+    """Return among how many each prediction chooses: 1 where scores are no logarithms, 0 where it does not choose."""
+    if term.kind not in PICKED or term.predictions is None:
+        return 0
+    return term.predictions.shape[1] if term.kind == "classes" else 1
 
 
 def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, list[Tensor]]:

@@ -58,7 +58,6 @@ LEARNED = 0.3
 """Share of the best constant's loss below which nobody asks how much more could be learned."""
 TESTED_EVERY = 3
 """Readings between two tests."""
-SMALL = 1e-6
 LABELS = 32
 """Fewest labels of a margin loss that are judged."""
 PER_CLASS = 12
@@ -101,6 +100,7 @@ class Found:
         even: Whether all samples count alike in this loss.
         answers: Whether all parts of the loss are known, of this model alone, and targets are answers.
         count: Predictions of the whole batch.
+        choices: Among how many each chooses; 1 where scores are no logarithms, 0 where none chooses.
         mistakes: What the structure showed.
         asked: Whether inputs are what the model was given, not what entered its first layer.
         graded: Whether the columns after the inputs are answers, and then their gradients, of a loss that is not known.
@@ -128,6 +128,7 @@ class Found:
     even: bool = True
     answers: bool = False
     count: int = 0
+    choices: int = 0
     mistakes: dict[str, float] = field(default_factory=dict)
     asked: bool = False
     graded: bool = False
@@ -286,7 +287,7 @@ class Remembered:
         out = {
             "loss.constant": constant,
             "loss.known": float(found.whole),
-            "loss.choice": float(kind in PICKED),
+            "loss.choice": float(found.choices if kind in PICKED else 0),
             "loss.samples": float(found.count),
             "loss.supervised": float(found.answers),
             "target.rows": float(self._total),
@@ -368,7 +369,7 @@ def _understood(found: Found, rows: Floats) -> tuple[Found, Floats]:
     some = np.linspace(0, read.targets.shape[1] - 1, min(read.targets.shape[1], OUTPUTS)).astype(int)
     parts = np.full((2, len(rows), len(some)), np.nan)  # what has no gradient does not count
     parts[0, read.rows], parts[1, read.rows] = read.predictions[:, some], read.targets[:, some]
-    known = replace(found, kind=read.kind, outputs=len(some), graded=False)
+    known = replace(found, kind=read.kind, outputs=len(some), choices=found.outputs, graded=False)
     return known, np.concatenate([x, parts[0], parts[1]], axis=1)
 
 
@@ -380,12 +381,11 @@ def _values(found: Found, x: Floats, targets: Floats) -> dict[str, float]:
         several = float((targets.sum(axis=1) >= 2).mean())
         return {MANY_LABELS: several} if labels and several > 0 else {}
     if found.kind == "binary":
-        outside = float(((targets < -SMALL) | (targets > 1.0 + SMALL)).mean())
+        outside = float(((targets < -1e-6) | (targets > 1.0 + 1e-6)).mean())
         return {TARGETS_NO_SHARE: outside} if outside > 0 else {}
     if found.kind not in {"squared", "absolute", "huber"}:
         return {}
-    low, high = found.reach
-    beyond = np.maximum(low - targets, 0.0) + np.maximum(targets - high, 0.0)
+    beyond = np.maximum(found.reach[0] - targets, 0.0) + np.maximum(targets - found.reach[1], 0.0)
     size = float(targets.var()) or float(np.square(targets).mean())
     share = float(np.square(beyond).mean()) / size if size > 0 else 0.0
     return {OUT_OF_REACH: share} if share > 0 else {}

@@ -47,9 +47,10 @@ class NotLearning(Check):
     After ``settle`` steps, the median of the last ``readings`` losses is at or above ``level`` of that of the best
     constant prediction, or all of those of the later half of the steps are, if they are fewer; and the loss did not
     fall beyond its own noise, neither over the last two thirds of the run nor at their end. Over 100 steps, a fall by
-    0.8 standard deviations of that noise is detected in about half of all cases, a fall by 1.2 in nine of ten. If the
-    loss is above ``wild`` times that level, as after a bad start or with dropout, it must not have fallen since the
-    first step.
+    0.8 standard deviations of that noise is detected in about half of all cases, a fall by 1.2 in nine of ten.
+
+    If the loss is above ``wild`` times that level, as after a bad start or with dropout, it must not have fallen since
+    the first step. From step ``patient`` on, a fall above the level itself does not count.
 
     Next to terms of the loss that are unknown or improve, a single term is judged from step ``patient`` on, if its
     targets are known to depend on the inputs and its predictions do not correlate with them; an example is the
@@ -162,7 +163,9 @@ class NotLearning(Check):
         stuck = {s: median(lately[s]) for s, value in sure.items() if value >= self.level}
         shares = {s: v for s, v in stuck.items() if not self._excused(history, s)}
         worst = max(shares.values(), default=0.0)
-        falls = solved(history) or still_falls(history) or (worst > self.wild and fell(history))
+        # Down to the constant's level a loss falls by saying less: of large answers, or of noise as that of dropout.
+        most = constant_level(history) if record.step >= self.patient else np.nan
+        falls = solved(history) or still_falls(history, most=most) or (worst > self.wild and fell(history))
         whole = known and len(shares) == len(sites) and not falls
         if not whole:
             parts = {} if known and len(sites) == 1 else shares

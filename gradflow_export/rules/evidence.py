@@ -66,7 +66,7 @@ def fall(values: Floats, at: int | None = None) -> float:
     return float((above - mean) / spread)
 
 
-def still_falls(history: History, recent: int = 16, sure: float = 2.5) -> bool:
+def still_falls(history: History, recent: int = 16, sure: float = 2.5, most: float = math.nan) -> bool:
     """Whether the loss falls against its own noise: in the later two thirds of the run, or at the end of a plateau.
 
     The first steps are left out: nearly every loss falls in them, to the level of the best constant.
@@ -75,10 +75,10 @@ def still_falls(history: History, recent: int = 16, sure: float = 2.5) -> bool:
         history: Holds ``loss``.
         recent: How many of the last losses are compared with the sixty before them.
         sure: Least z-score.
+        most: Loss above which a fall does not count.
     """
     loss = history.run("loss")
-    _, values = loss.whole()
-    last = loss.values[-60 - recent :]
+    values, last = np.fmin(loss.whole()[1], most), np.fmin(loss.values[-60 - recent :], most)
     return fall(values[len(values) // 3 :]) >= sure or fall(last, max(len(last) - recent, 0)) >= sure
 
 

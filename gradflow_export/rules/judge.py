@@ -192,7 +192,7 @@ class Judge:
         grown = None if mine is None else self._grow(mine, finding)
         if grown is not None or self._explained(rule, step, finding):
             return grown
-        free = [key for key in keys if watches[key].barred_until < step and not self._covered(rule, key)]
+        free = [key for key in keys if watches[key].barred_until < step and not self._covered(rule, key, finding)]
         if not any(finding.urgent or watches[key].positives >= rule.patience for key in free):
             return None
         layers = tuple(key[2] for key in free) if rule.by_layer else finding.layers
@@ -230,14 +230,19 @@ class Judge:
         )
         return item.number
 
-    def _covered(self, rule: Rule, key: _Key) -> bool:
-        """Whether an open issue already reports this: the same type, and the same layer where layers count."""
+    def _covered(self, rule: Rule, key: _Key, finding: Finding) -> bool:
+        """Whether an open issue already reports this: the same type, and the same layer where layers count.
+
+        A remark covers remarks alone.
+        """
         kind, cause, layer = key
         for item in self._open:
             if (item.number in self._quiet) != cause.endswith(MEANT):
                 continue
             other, issue = self._rules[item.rule], self._issues[item.number]
-            if issue.issue_type is kind and other.fixed == rule.fixed and (layer in issue.layers or layer == _WHOLE):
+            weighty = issue.severity >= min(finding.severity, Severity.MEDIUM)
+            alike = issue.issue_type is kind and other.fixed == rule.fixed and weighty
+            if alike and (layer in issue.layers or layer == _WHOLE):
                 return True
         return False
 

@@ -9,16 +9,15 @@ from itertools import compress, takewhile
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.statistics import median, theil_sen
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import none_better, reading_of
-from gradflow_export.rules.history import History, RunSeries
+from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import SURE
-from gradflow_export.rules.signals import Chain, Floats, chains, connected, converged, outlying, owner
+from gradflow_export.rules.signals import Chain, chains, connected, converged, outlying, owner
 
 WORST = 0.75
 """Share of the whole change, in nats, from which a layer is named."""
@@ -58,9 +57,8 @@ def _doubt(record: StepRecord, spreads: Chain) -> float:
 class Vanishing(Rule):
     """Report a chain of blocks along which the gradient vanishes, independent of the scale of the loss.
 
-    The sum of the log gains over the chain is below ``ln depth_gain``. Or the differences between samples shrink by
-    ``spread`` in the forward pass while the blocks damp the gradient; dL/dW then looks constant over depth although
-    dL/dh decays. A single block that damps the gradient is a BOTTLENECK.
+    The sum of the log gains over the chain is below ``ln depth_gain``. A single block that damps the gradient is a
+    BOTTLENECK.
 
     Source: Saxe et al. 2014, arXiv:1312.6120; Schoenholz et al. 2017, arXiv:1611.01232.
 
@@ -69,8 +67,6 @@ class Vanishing(Rule):
         idle: The same while the loss is at ``level``, after ``settle`` steps.
         level: Minimum fraction of the loss of the best constant prediction.
         settle: Number of initial steps in which a plateau is not judged.
-        spread: Minimum healthy ratio of the output spread of the last block to that of the first.
-        damping: Median log gain below which a shrinking forward signal counts.
         alone: Maximum part of the depth gain that may be left once single outlier blocks are excluded.
     """
 
@@ -78,8 +74,6 @@ class Vanishing(Rule):
     idle: float = 1e-2
     level: float = 0.97
     settle: int = 80
-    spread: float = 1e-4
-    damping: float = -0.3
     alone: float = 1e-2
 
     name: ClassVar[str] = "vanishing"
@@ -91,7 +85,7 @@ class Vanishing(Rule):
         found = tuple(
             finding
             for links in chains(record, "block.gradient_norm")
-            for finding in self._backward(links, self._limit(record, history)) or self._forward(record, links)
+            for finding in self._backward(links, self._limit(record, history))
         )
         return () if found and converged(history) else found
 
@@ -119,20 +113,6 @@ class Vanishing(Rule):
             f"each block passes on about {number(typical)} of it (healthy: 0.5 to 2)."
         )
         return (self._finding(layers, math.exp(depth), limit, grade(depth), message, typical),)
-
-    def _forward(self, record: StepRecord, links: Chain) -> tuple[Finding, ...]:
-        spreads, gains = _spreads(record, links), links.log_gains[np.isfinite(links.log_gains)]
-        if spreads is None or gains.size == 0 or not median(gains) < self.damping:
-            return ()
-        ratio = spreads.rise
-        if not ratio + _doubt(record, spreads) < math.log(self.spread):
-            return ()
-        typical = math.exp(median(gains))
-        message = (
-            f"the differences between samples shrink to {number(math.exp(ratio))} between {spreads.sites[0]} and "
-            f"{spreads.sites[-1]}, and each block passes on about {number(typical)} of the gradient."
-        )
-        return (self._finding(links.sites, math.exp(ratio), self.spread, grade(ratio), message, typical),)
 
     def _finding(
         self, layers: tuple[str, ...], value: float, threshold: float, severity: Severity, message: str, typical: float
@@ -312,78 +292,4 @@ class ExplodingDepth(Rule):
             "ReLU, nn.init.orthogonal_ otherwise) or add a LayerNorm before it; until then "
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
             urgent=depth > math.log(self.urgent),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplodingLoss(Rule):
-    """Report a loss that jumps and stays high together with the gradient norm, because the update was too large.
-
-    A single corrupt batch is not reported: the loss must still be high, or non-finite, at the next step.
-
-    Attributes:
-        jump: Factor between two consecutive losses, and above the first loss.
-        gradient: Factor by which the gradient norm exceeds its earlier median.
-        overshoot: Update-to-weight ratio that explains a loss that is non-finite at the next step.
-        runaway: Minimum factor above the first loss for a steadily rising loss.
-    """
-
-    jump: float = 10.0
-    gradient: float = 1e3
-    overshoot: float = 10.0
-    runaway: float = 1e3
-    patience: int = 2
-
-    name: ClassVar[str] = "exploding-loss"
-    needs: ClassVar[tuple[str, ...]] = ("loss",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "gradient.total_norm", "update.ratio", "learning_rate")
-    quiet: ClassVar[bool] = False
-
-    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the last losses."""
-        loss, ratio = history.run("loss"), history.run("update.ratio")
-        steps, values = loss.steps[-12:], loss.values[-12:]
-        usual = -math.inf < loss.last <= self.jump * loss.first
-        if usual or len(values) < 2 or not loss.first > 0 or np.isnan(values[:-1]).any():
-            return ()
-        now, before = float(values[-1]), float(values[-2])
-        if not math.isfinite(now):
-            big = ratio.count > 0 and ratio.last > self.overshoot and int(ratio.steps[-1]) >= int(steps[-2])
-            if math.isfinite(before) and (big or before > self.jump * loss.first):
-                return (self._finding(history, now, int(steps[-2]), urgent=True),)
-            return ()
-        start = self._jumped(steps, values, loss.first, history.run("gradient.total_norm"))
-        if start is None and now > self.runaway * loss.first and len(values) >= 4 and (np.diff(values[-4:]) > 0).all():
-            start = int(steps[-4])
-        return () if start is None else (self._finding(history, now, start, urgent=False),)
-
-    def _jumped(self, steps: npt.NDArray[np.int64], values: Floats, first: float, norms: RunSeries) -> int | None:
-        """Return the step of the first recent jump of loss and gradient together."""
-        for index in range(1, len(values)):
-            if not values[index] > max(self.jump * abs(values[index - 1]), self.jump * first):
-                continue
-            past = norms.values[norms.steps < steps[index]]
-            past = past[np.isfinite(past)]
-            here = norms.values[norms.steps >= steps[index]]
-            if past.size and here.size:
-                usual = median(past)
-                if not np.isfinite(here).all() or float(here.max()) > self.gradient * usual:
-                    return int(steps[index])
-        return None
-
-    def _finding(self, history: History, value: float, since: int, urgent: bool) -> Finding:
-        loss, rate = history.run("loss"), history.run("learning_rate")
-        times = value / loss.first
-        tenfold = f" from {number(rate.last)} to about {number(rate.last / 100.0)}" if rate.count else " a hundredfold"
-        return Finding(
-            IssueType.EXPLODING,
-            Severity.CRITICAL,
-            ("",),
-            times,
-            self.jump,
-            f"the loss rose from {number(loss.first)} to {number(value)}, and the gradient norm with it.",
-            f"lower the learning rate{tenfold}, restart from a checkpoint before step {since}, and clip: "
-            "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
-            since=since,
-            urgent=urgent,
         )

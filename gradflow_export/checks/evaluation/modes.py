@@ -12,7 +12,7 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import still_falls, supervised, values_of
+from gradflow_export.rules.evidence import constant_level, still_falls, supervised, values_of
 from gradflow_export.rules.history import History, SiteSeries
 
 _NOISE, _SUPERVISED = "mode.evaluation_noise", "loss.supervised"
@@ -140,7 +140,7 @@ class DrownedByDropout(Check):
 
     Dropout with probability ``p`` adds noise to each unit whose power is ``p / (1 - p)`` times that of the unit: 19
     times at 0.95, and 1 at 0.5. It is reported where that is ``noise`` or more, and after ``settle`` steps the loss has
-    stopped to fall above ``halfway`` of its first value.
+    stopped to fall above ``halfway`` of its first value, or falls towards that of the best constant prediction alone.
 
     Why it is bad:
         The layers after it see mostly noise, and so does the gradient. The model can only learn what is left when most
@@ -171,14 +171,14 @@ class DrownedByDropout(Check):
     name: ClassVar[str] = "drowned-by-dropout"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
     needs: ClassVar[tuple[str, ...]] = ("update.ratio",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", _DROPPED)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", _DROPPED)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the course of the loss behind such layers."""
         dropped, loss, least = history.at_sites(_DROPPED), history.run("loss"), self.noise / (1.0 + self.noise)
         layers = tuple(dropped.sites[index] for index in np.flatnonzero(dropped.first >= least))
         share, high = float(dropped.first.max(initial=0.0)), median(loss.values[-20:]) > self.halfway * loss.first
-        if not (layers and high and record.step >= self.settle) or still_falls(history):
+        if not (layers and high and record.step >= self.settle) or still_falls(history, most=constant_level(history)):
             return ()
         return (
             Finding(

@@ -15,7 +15,7 @@ from gradflow_export.records.sites import pattern
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import none_better, only, reading_of, values_of
+from gradflow_export.rules.evidence import none_better, only, reading_of, seen, values_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import connected
 
@@ -32,7 +32,9 @@ class BadInit(Check):
     Identical rows at the start are not reported if another layer breaks the symmetry: the rows must still be equal
     after some steps. Zeros that change at the first step are intended in residual branches, adapters and output layers.
     Large weights are reported if they cause predictions that are far worse than a constant at first and do not improve
-    soon. If the inputs are large, they are reported instead.
+    soon. If the inputs are large, they are reported instead. A choice among classes is reported whatever made it so
+    sure, such as a temperature: if nothing is known, equal probabilities for all classes are as good as any, and the
+    first loss is ``sure`` times that of these or more.
 
     Rows may also be identical in groups, for example if one layer computes several parameters for each of several
     parts. All rows must then have a duplicate, because rows of classes that no batch has contained yet are equal as
@@ -67,6 +69,7 @@ class BadInit(Check):
             separates them slowly.
         worse: Minimum first loss, as a multiple of that of the best constant prediction.
         head: The same if the last layer's own weights are too large, whether or not the loss comes down.
+        sure: The same against equal probabilities for all classes, whatever the weights.
         after: Number of steps within which it may come down by itself.
         bad: The same, if the loss is still above that of the best constant prediction after twice as many steps.
         gain: Minimum root mean square of the weights times the root of the number of inputs.
@@ -89,6 +92,7 @@ class BadInit(Check):
     together: float = 0.3
     worse: float = 5.0
     head: float = 4.0
+    sure: float = 3.0
     after: int = 20
     bad: float = 2.0
     gain: float = 4.0
@@ -228,7 +232,8 @@ class BadInit(Check):
         names = tuple(sorted((name for name in known if known[name] >= self.gain), key=lambda name: -known[name]))
         for site, times in zip(over.sites, over.first.tolist(), strict=True):
             name = f"{site}.weight" if site else "weight"
-            gain = known.get(name, 0.0)
+            gain, classes = known.get(name, 0.0), seen(record, "loss.choice", site) or 0.0
+            sure = times * (seen(record, "loss.constant", site) or 0.0) / math.log(classes) if classes > 1 else 0.0
             if times >= self.head and gain >= self.gain:
                 message = (
                     f"the initial loss was {number(times)} times that of the best constant prediction: the initial "
@@ -240,6 +245,16 @@ class BadInit(Check):
                     "embedding tied to the output layer, std=0.02."
                 )
                 yield _finding(Severity.MEDIUM, names, gain, self.gain, message, advice, LARGE)
+            elif sure >= self.sure:
+                message = (
+                    f"the initial loss was {number(sure)} times that of equal probabilities for all {number(classes)} "
+                    "classes: the scores were far apart before anything was learned."
+                )
+                advice = (
+                    "make the first scores small: look for a temperature that is too low, a factor on the scores, and "
+                    "large initial weights; nn.init.normal_(head.weight, std=features ** -0.5) is usual at the end."
+                )
+                yield _finding(Severity.MEDIUM, names or (site,), sure, self.sure, message, advice, LARGE)
 
     def _steep(self, record: StepRecord, history: History) -> Iterable[Finding]:
         depth, gains = history.run("gain.depth"), history.at_sites("parameter.initial_gain")
