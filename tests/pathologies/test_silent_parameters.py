@@ -288,7 +288,7 @@ def test_training_that_returns_to_its_first_weights(anew):
             found += issues(model, adam(model), steps=8)
     else:
         found = issues(model, optimizer, each=each)
-    assert told(found) == ([] if anew else [("NOT_TRAINING", "begins anew", "")])
+    assert told(found) == ([] if anew else [("NOT_TRAINING", "taken back", "")])
 
 
 class Experts(nn.Module):
