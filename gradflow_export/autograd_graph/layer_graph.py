@@ -124,7 +124,8 @@ class Layers:
         bends: Whether there is any step that is not affine, or one that is not known.
         whole: Whether all was seen.
         own: Whether the first thing before the predictions, apart from an activation, is a layer of this model.
-        foreign: Whether a parameter was met that is not of this model.
+        foreign: Whether a leaf was met that is no parameter of this model.
+        beside: Whether it was a parameter, which another optimizer may train.
     """
 
     first: list[FirstLayer] = field(default_factory=list)
@@ -135,6 +136,7 @@ class Layers:
     whole: bool = True
     own: bool = False
     foreign: bool = False
+    beside: bool = False
 
 
 def layers_behind(node: Node, names: Mapping[int, str], turned: Collection[int], root: Node) -> Layers:
@@ -200,7 +202,9 @@ def _enter(
     """Take one node in; return where its data came from, and the row of layers that goes on from here."""
     kind = kind_of(node)
     if kind == Op.LEAF:
-        out.foreign |= id(getattr(node, "variable", None)) not in names
+        variable = getattr(node, "variable", None)
+        out.foreign |= id(variable) not in names
+        out.beside |= id(variable) not in names and isinstance(variable, nn.Parameter)
         return [], ()
     if kind in LAYERS:
         data, weight = LAYERS[kind][1:]

@@ -54,6 +54,7 @@ class InputInstrument(Reader):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._read, self._passes, self._itself = self._guard(self._look), 0, 0
+        self._beside = False  # whether a loss came that another network took part in: it may make the data of others
         self._remembered, self._inputs = dict[str, Remembered](), Remembered()
         self._ends: dict[str, LastSteps] = {}
         self._draws = Draws()
@@ -116,6 +117,8 @@ class InputInstrument(Reader):
             every = Layers() if all(alone) else layers_behind(root.grad_fn, names, turned, root.grad_fn)
             for term, single in zip(terms, alone, strict=True):
                 layers = layers_behind(term.behind, names, turned, root.grad_fn)
+                self._beside |= layers.beside
+                layers.foreign |= self._beside
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 layers.first = entering(layers.first, states)
                 self._take(term, layers, pairs, every, whole=whole, single=single)

@@ -67,7 +67,7 @@ class WiringInstrument(Reader):
         self._first: Drained = []
         self._codes: dict[str, int] = {}
         self._hidden_codes: dict[str, int] = {}
-        self._orphans = 0
+        self._orphans, self._outside = 0, False
         self._frozen: Drained = []
 
     @property
@@ -108,6 +108,7 @@ class WiringInstrument(Reader):
         if self._steps == 1:
             self._first = [*_first_entries(named), *_input_weights(model, names)]
         self._search_waiting(parameters, owned)
+        self._outside |= step.owned.outside
         waiting, mine = _ids(self._waiting), {id(p) for p in step.owned.parameters}
         if self._steps == LOOKS:
             self._frozen = _frozen_sizes(named)
@@ -134,6 +135,7 @@ class WiringInstrument(Reader):
         taken = {} if self._calls is None else self._calls.taken()
         found = {
             "wiring.orphans": {RUN_SITE: self._orphans},
+            "wiring.outside": {RUN_SITE: self._outside},
             "layer.taken_steps": {name: steps for name, (steps, _) in taken.items()},
             "layer.taken_sequences": {name: count for name, (_, count) in taken.items()},
             "layer.cell_calls": {} if self._calls is None else self._calls.cells(),

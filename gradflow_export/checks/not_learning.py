@@ -80,7 +80,8 @@ class NotLearning(Check):
             loss = F.cross_entropy(model(x), y)
 
     Not reported:
-        Another issue explains it; the loss falls beyond its own noise; predictions correlate with their targets anyway;
+        Another issue explains it; the loss falls beyond its own noise, or was below ``lost``, and what was learned is
+        lost (DIVERGING) or the data are others; predictions correlate with their targets anyway;
         the first 120 steps, or 200 for a single term; terms whose targets show no dependence on the inputs; adversarial
         losses and policies, whose losses are not comparable.
 
@@ -96,6 +97,7 @@ class NotLearning(Check):
         half: Fraction of that which the model must have learned.
         hardly: Fraction of that below which the severity is MEDIUM.
         level_of: Number of losses whose median is the level of the run at some step.
+        lost: Fraction of the loss of the best constant prediction below which something had been learned.
         soon: Maximum number of further steps, as a multiple of the steps so far.
         readings: Number of readings used, of the later half of the steps.
         few: Minimum number of these readings.
@@ -112,6 +114,7 @@ class NotLearning(Check):
     half: float = 0.6
     hardly: float = 0.4
     level_of: int = 20
+    lost: float = 0.7
     soon: float = 3.0
     readings: int = 5
     few: int = 2
@@ -171,7 +174,7 @@ class NotLearning(Check):
             parts = {} if known and len(sites) == 1 else shares
             shares = {s: v for s, v in parts.items() if v <= self.wild and self._unread(record, history, s)}
             worst = max(shares.values(), default=0.0)
-        if not shares:
+        if not shares or (whole and self._best(history) < self.lost * constant_level(history)):
             return ()
         layers, part = (("",), "the loss") if whole else (tuple(shares), f"the loss at {some(tuple(shares))}")
         message = (
@@ -215,14 +218,13 @@ class NotLearning(Check):
     def _left(self, record: StepRecord, history: History, site: str) -> tuple[Finding, ...]:
         """Report a model that has not learned, nor will soon, most of what a closed-form fit has."""
         fits, shares = past(history, "target.attained", site)[-2:], past(history, "loss.over_constant", site)
-        past_losses = history.run("loss").whole()[1]
+        past_losses, best = history.run("loss").whole()[1], self._best(history)
         if len(fits) < 2 or min(len(shares), len(past_losses)) < 2 * self.readings or self._plays(history, site):
             return ()
         fit, lately = 1.0 - median(fits), shares[-self.readings :]
         # Beside terms whose weights may change, as those of two mixed targets, the best reading counts.
         share = median(lately) if seen(record, "loss.known", site) else float(lately.min())
-        levels = np.lib.stride_tricks.sliding_window_view(past_losses, min(self.level_of, len(past_losses)))
-        best = float(np.median(levels, axis=1).min()) / np.fmin(constant_level(history), history.run("loss").first)
+        best /= np.fmin(constant_level(history), history.run("loss").first)
         if fit < self.open or 1.0 - share >= self.half * fit or 1.0 - best >= self.half * fit:
             return ()  # what was learned and is lost again is not left to learn
         # The losses of the later two thirds, of which there are many, or the readings of one term of several.
@@ -255,6 +257,12 @@ class NotLearning(Check):
                 follows_from=OTHERS,
             ),
         )
+
+    def _best(self, history: History) -> float:
+        """Return the lowest level that the loss ever had."""
+        losses = history.run("loss").whole()[1]
+        levels = np.lib.stride_tricks.sliding_window_view(losses, min(self.level_of, len(losses)))
+        return float(np.median(levels, axis=1).min(initial=np.inf))
 
     def _plays(self, history: History, site: str) -> bool:
         """Whether a batch has one kind of target, as those of players of a game."""

@@ -1,124 +1,151 @@
-"""Training that is put back: to its first weights, or to what the weights were before a step."""
+"""Training that is put back: weights that other code writes, so that nothing of the optimizer's updates is left."""
 
 from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.module_hooks import ModuleHook, hook_loading
+from gradflow_export.hooks.optimizer_hooks import always, listen
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
-from gradflow_export.hooks.parameter_slots import Slot, slots
+from gradflow_export.hooks.parameter_slots import Slot, slots, tensors_at
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.instruments.base import Reader, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
-from gradflow_export.rules.evidence import seen
+from gradflow_export.rules.evidence import falls_again, seen
 from gradflow_export.rules.history import History
 
 FOLLOWED = 4
 ENTRIES = 256
+WRITES = 2
+"""Writes in a row of which the one that kept most counts."""
+SETTLING = 100
+"""First steps, around which entries are compared; later a version and an address tell of a write, for less."""
+STRETCH = 256
+"""Steps that are followed from each write on."""
 
 
 class ReloadInstrument(Reader):
-    """Counts calls of ``load_state_dict`` that put the weights of the first step back, while one optimizer goes on.
+    """Reads what is left of the optimizer's updates where other code writes to the weights between two of its steps.
 
-    An optimizer that is made anew begins another training, as for the next fold of a cross-validation. While armed it
-    reads too how much of a step is still there at the next one: the greatest change of an entry as a share of the
-    greatest that the step made. What is pruned or clamped again is a part of the entries, and others stay changed.
+    Of the change since one such write, the next one keeps a share: nothing, where a checkpoint is loaded again; half,
+    where slow weights follow. An optimizer that is made anew begins another training, as for the next fold of a
+    cross-validation. What is pruned or clamped again is a part of the entries, and others stay changed.
     """
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._first: list[tuple[Slot, Tensor]] = []
-        self._optimizer: weakref.ref[Optimizer] | None = None
-        self._back: list[Tensor] = []
-        self._waiting: list[Tensor] = []
-        self._moved: list[tuple[Slot, Tensor, Tensor]] = []
-        self._begun: list[Tensor] = []
+        self._part, self._slots = setting.part(self.instrument), list[Slot]()
+        self._optimizer: Callable[[], Optimizer | None] = lambda: None
+        self._steps = self._writes = self._rest = 0
+        self._mark: tuple[int, int] | None = None
+        self._since = self._left = torch.zeros(0)
+        self._kept = torch.full((WRITES,), torch.inf)
+        self._following = contextlib.ExitStack()
 
     def attach(self) -> contextlib.ExitStack:
-        """Begin; closing the returned stack takes the hook away."""
+        """Begin; closing the returned stack takes the hooks away."""
         stack, model = super().attach(), self._model()
+        stack.callback(self._following.close)
         if model is not None:
-            stack.callback(hook_loading(model, ModuleHook(self._guard(self._loaded))))
+            stack.callback(hook_loading(model, ModuleHook(self._guard(lambda *_: self._follow(STRETCH)))))
+        self._follow(SETTLING)
         return stack
 
+    def _follow(self, steps: int) -> None:
+        """Look at so many steps; a hook that rests at most of them would not."""
+        if not self._rest:
+            self._mark = None
+            self._following.callback(listen(always(self._begins, self._part), always(self._ends, self._part)))
+        self._rest = steps
+
     def before(self, step: OptimizerStep) -> None:
-        """Remember the first weights, and whether the optimizer is still the same."""
-        if not isinstance(step.optimizer, Optimizer):
-            return
-        if self._optimizer is None or self._optimizer() is not step.optimizer:
-            self._optimizer = weakref.ref(step.optimizer)
-            plain = [p for p in step.owned.parameters if p.requires_grad and not hasattr(p, "placements")]
-            with torch.no_grad():
-                # Weights, which training changes at every step, rather than what may be 0 throughout.
-                largest = sorted(plain, key=lambda p: -p.numel())[:FOLLOWED]
-                model = self._model()
-                places = {} if model is None else {id(p): slot for slot, p in slots(model)}
-                kept = [(places[id(p)], p) for p in largest if id(p) in places]
-                self._first = [(slot, even_sample(p, ENTRIES).clone()) for slot, p in kept]
-            self._back, self._waiting, self._moved = [], [], []
-        elif self._waiting:
-            self._back, self._waiting = [*self._back, *self._waiting][-64:], []
-        with torch.no_grad():
-            moved, self._moved = self._moved, []
-            now = [(slot(), before, after) for slot, before, after in moved]
-            parts = [
-                ((even_sample(p, ENTRIES) - b).abs().amax(), (a - b).abs().amax())
-                for p, b, a in now
-                if p is not None and p.numel()
-            ]
-            if parts:
-                left, made = (torch.stack(list(sizes)).double().amax() for sizes in zip(*parts, strict=True))
-                self._out.append(Clue("wiring.stayed", (RUN_SITE,), (left / made).reshape(1)))
-            self._begun = [even_sample(p, ENTRIES).clone() for p in self._followed()] if self.armed else []
-
-    def after(self, step: OptimizerStep) -> None:
-        """Remember what a step made of some entries."""
-        begun, self._begun = self._begun, []
-        held = self._followed()
-        if begun and len(held) == len(begun):
-            with torch.no_grad():
-                made = [even_sample(p, ENTRIES).clone() for p in held]
-            self._moved = list(zip((slot for slot, _ in self._first), begun, made, strict=True))
-
-    def _followed(self) -> list[Tensor]:
-        return [p for p in (slot() for slot, _ in self._first) if p is not None]
-
-    def skip(self, step: OptimizerStep) -> None:
-        """Forget the step."""
-        self._begun = []
+        """Choose what is followed of an optimizer that is new."""
+        if isinstance(step.optimizer, Optimizer) and self._optimizer() is not step.optimizer:
+            self._optimizer, self._steps, self._mark = weakref.ref(step.optimizer), 0, None
+            mine, model = {id(p) for p in step.owned.parameters if _is_plain(p)}, self._model()
+            held = [] if model is None else [(slot, p) for slot, p in slots(model) if id(p) in mine]
+            # Weights, which training changes at every step, rather than what may be 0 throughout.
+            largest = sorted(held, key=lambda each: -each[1].numel())[:FOLLOWED]
+            self._slots = [slot for slot, p in largest if p.device == largest[0][1].device]
+            self._since, self._left = self._entries(), torch.zeros(0)
+            self._kept = torch.full((WRITES,), torch.inf, device=self._since.device)
 
     def drain(self) -> Drained:
-        """Give out how much of a step has stayed, and how often the first weights came back, while that may change."""
-        out = super().drain()
-        if self._back and self.armed:
-            out.append(Clue("wiring.reloads", (RUN_SITE,), torch.stack(self._back).sum().reshape(1).double()))
-        return out
+        """Give out how much of the updates was kept at the writes, the greatest share of the last ones."""
+        self._writes = 0
+        kept = [Clue("wiring.kept", (RUN_SITE,), self._kept.amax().reshape(1).double())] if self.armed else []
+        return super().drain() + kept
 
-    def _loaded(self, _model: nn.Module, _keys: Any, _output: Any = None) -> None:
-        pairs = [(p, first) for p, first in ((slot(), first) for slot, first in self._first) if p is not None]
-        if not pairs:
+    def _begins(self, optimizer: Optimizer) -> None:
+        """Compare the weights that a step begins with, most of which are those that the last one left."""
+        if self._optimizer() is not optimizer or not self._slots:
             return
+        written = self._mark is not None and self._mark != self._marked()
+        self._writes += written
+        if written:
+            self._follow(STRETCH)
+        if written or self._steps <= SETTLING:
+            self._see(self._entries())
+
+    def _see(self, now: Tensor) -> None:
+        """Compare the weights with those that the last step left; no device is waited for."""
+        if len(now) != len(self._left) or not len(now):
+            self._since = now
+            return
+        written, share = (now != self._left).any(), _share(self._since, self._left, now)
+        self._kept = torch.where(written, torch.cat([self._kept[1:], share]), self._kept)
+        self._since = torch.where(written, now, self._since)
+
+    def _ends(self, optimizer: Optimizer) -> None:
+        if self._optimizer() is not optimizer or not self._slots:
+            return
+        self._steps, self._mark, self._rest = self._steps + 1, self._marked(), self._rest - 1
+        # Where others write at each step, a few writes tell all, until it is read again.
+        follows = self._steps <= SETTLING or 0 < self._writes <= WRITES
+        self._left = self._entries() if follows and self._rest else torch.zeros(0)
+        if not self._rest:
+            self._following.close()
+
+    def _marked(self) -> tuple[int, int]:
+        largest = self._slots[0]()
+        return (0, 0) if largest is None else (torch_private.version(largest), largest.data_ptr())
+
+    def _entries(self) -> Tensor:
+        """Return some entries of the followed weights, a copy."""
         with torch.no_grad():
-            same = [(even_sample(p, ENTRIES) == first).all() for p, first in pairs]
-            self._waiting.append(torch.stack(same).all())
+            entries = [even_sample(p, ENTRIES).float() for p in tensors_at(self._slots) if p is not None]
+            return torch.cat(entries) if entries else torch.zeros(0)
+
+
+def _is_plain(p: Tensor) -> bool:
+    return p.requires_grad and p.numel() > 0 and p.is_floating_point() and not hasattr(p, "placements")
+
+
+def _share(before: Tensor, made: Tensor, now: Tensor) -> Tensor:
+    """Return what is left of a change: the greatest of an entry, as a share of the greatest that was made."""
+    return ((now - before).abs().amax() / (made - before).abs().amax()).reshape(1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reloaded(Check):
-    """Report training that is reset to its initial weights repeatedly, or to the previous weights after each step.
+    """Report weights that other code writes between steps, so that nothing is left of what the optimizer changed.
+
+    Of the change of the weights since one such write, the next one must keep at most ``stayed``, several times in a
+    row, and the loss may not fall beyond its noise. A checkpoint that is loaded again keeps nothing, whichever it is.
 
     Why it is bad:
-        Everything learned since the last reset is lost, and the optimizer continues with moments of weights that no
-        longer exist.
+        Everything learned in between is lost, and the optimizer continues with moments of weights that no longer exist.
 
     Example:
         for epoch in range(10):
@@ -131,64 +158,42 @@ class Reloaded(Check):
             train_one_epoch(model)
 
     Not reported:
-        A new optimizer for the reset weights, as for the next fold of a cross-validation; weights other than the
-        initial ones, as in early stopping; a single reset; steps after which some entries keep their change, as where
-        others are pruned or clamped.
+        A new optimizer for the reset weights, as for the next fold of a cross-validation; a single reset; weights that
+        are written for an evaluation and put back; slow weights that follow the others, as of Lookahead; writes after
+        which some entries keep their change, as where others are pruned or clamped; a loss that falls all the same.
 
     Attributes:
-        times: Minimum number of resets.
-        stayed: Maximum fraction of an update that remains at the next step, for an update that is undone.
-        readings: Minimum number of readings in which the whole update was undone.
-        patience: One; ``times`` already requires persistence.
+        stayed: Maximum fraction of the change since the last write that remains.
+        patience: One; several writes already require persistence.
     """
 
-    times: int = 2
     stayed: float = 0.05
-    readings: int = 12
     patience: int = 1
     heal: int = 1000
 
     name: ClassVar[str] = "reloaded"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
-    evidence: ClassVar[tuple[str, ...]] = ("wiring.reloads", "wiring.stayed")
-    remembers: ClassVar[tuple[str, ...]] = ("wiring.stayed",)
+    evidence: ClassVar[tuple[str, ...]] = ("wiring.kept",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge how often the first weights came back, and what stays of a step."""
-        count, shares = seen(record, "wiring.reloads"), history.run("wiring.stayed").values[-self.readings :]
-        if len(shares) == self.readings and float(shares.max()) <= self.stayed:
-            return (_undone(float(shares.max()), self.stayed),)
-        if count is None or not count >= self.times:
+        """Judge what was kept at the last writes."""
+        kept = seen(record, "wiring.kept")
+        if kept is None or not kept <= self.stayed or falls_again(history, record.step // 2):
             return ()
-        message = (
-            f"load_state_dict() has restored the initial weights {number(count)} times since training began, with "
-            "the same optimizer: what was learned in between is lost."
-        )
-        advice = (
-            "load the initial checkpoint once, before the loop; inside the loop load the latest one: "
-            "torch.save(model.state_dict(), path) at the end of each epoch."
-        )
-        cause = "begins anew"
         return (
             Finding(
-                IssueType.NOT_TRAINING, Severity.HIGH, ("",), count, float(self.times), message, advice, cause=cause,
-                origin=cause,
+                IssueType.NOT_TRAINING,
+                Severity.HIGH,
+                ("",),
+                kept,
+                self.stayed,
+                f"other code than the optimizer writes to the weights between steps; of their change since the write "
+                f"before, at most {number(100 * kept)} % is left, {WRITES} times in a row: what was learned is lost.",
+                "find the code that writes to the parameters: load a checkpoint once, before the loop, and the latest "
+                "one inside it; evaluate a copy with the weight average, torch.optim.swa_utils.AveragedModel(model), "
+                "and train the model itself.",
+                cause="taken back",
+                origin="taken back",
             ),
-        )  # fmt: skip
-
-
-def _undone(share: float, limit: float) -> Finding:
-    return Finding(
-        IssueType.NOT_TRAINING,
-        Severity.HIGH,
-        ("",),
-        share,
-        limit,
-        f"at most {number(100 * share)} % of each update is left at the next step: other code writes the old "
-        "weights, or nearly the old weights, back after step().",
-        "find the code that writes to the parameters in between, such as a weight average that is copied into the "
-        "model: evaluate a copy with the average, torch.optim.swa_utils.AveragedModel(model), and train the model "
-        "itself.",
-        cause="taken back",
-        origin="taken back",
-    )
+        )

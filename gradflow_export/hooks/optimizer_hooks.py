@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +22,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradflow_export.hooks import torch_private
-from gradflow_export.hooks.guards import TURNS, hook_process
+from gradflow_export.hooks.guards import TURNS, Part, hook_process
 
 _log = logging.getLogger("gradflow_export")
 
@@ -224,6 +225,30 @@ def listen(
         shared.end_if_idle()
 
     return partial(TURNS.last, stop)
+
+
+def always(hook: Callable[[Optimizer], None], part: Part) -> StepHook:
+    """Return a hook that is called at steps, too, at which guarded ones rest; never again after an error.
+
+    Args:
+        hook: Called with the optimizer.
+        part: Is told of an error, and of the time it takes.
+    """
+    failed = False
+
+    def called(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        nonlocal failed
+        if failed or torch_private.dispatch_modes():
+            return
+        began = time.perf_counter()
+        try:
+            hook(optimizer)
+        except Exception as error:
+            failed = True
+            part.failed(error)
+        part.took(time.perf_counter() - began)
+
+    return called
 
 
 @torch_private.constant_when_traced

@@ -111,19 +111,22 @@ def fell_since(history: History, step: int, recent: int = 20, sure: float = 4.0,
     return fall(np.concatenate((early, late)), len(early)) >= least
 
 
-def falls_again(history: History, since: int, sure: float = 2.5) -> bool:
+def falls_again(history: History, since: int, sure: float = 2.5, alike: float = 1.2) -> bool:
     """Whether a loss that rose falls since against its own noise; the first third is left out, for any leap settles.
 
-    A loss above the best constant's comes down to it by saying less: nothing is learned by that.
+    A loss up to ``alike`` times the best constant's comes down to it by saying less: nothing is learned by that. One
+    far above it falls because other data are learned.
 
     Args:
         history: Holds ``loss`` and ``loss.over_constant``.
         since: The first step after the rise.
         sure: Least z-score.
+        alike: See above.
     """
     steps, values = history.run("loss").all()
-    risen = values[steps >= since]
-    return fall(np.fmin(risen[len(risen) // 3 :], constant_level(history))) >= sure
+    risen, level = values[steps >= since], constant_level(history)
+    risen = np.where(risen > alike * level, risen, np.fmin(risen, level))
+    return fall(risen[len(risen) // 3 :]) >= sure
 
 
 def no_better(history: History, site: str, level: float, readings: int) -> float | None:

@@ -70,8 +70,8 @@ class Subcritical(Rule):
 
     Standard initializations start below the critical band around 0.9, in which memory is long: at 0.5 to 0.75 with
     PyTorch's defaults. Training raises the value if the task needs memory. A module is therefore reported in two cases
-    only. Either each of its layers keeps less than ``forgets``, which no standard initialization does, and the loss has
-    not halved; a task that needs no memory is learned anyway. Or all layers are below ``band`` and the loss has not
+    only. Either each of its layers keeps less than ``forgets``, which no standard initialization does, and the loss was
+    never halved; a task that needs no memory is learned anyway. Or all layers are below ``band`` and the loss has not
     changed over hundreds of steps; this is a hint of low severity. One layer with a long memory is enough for the
     module.
 
@@ -81,7 +81,7 @@ class Subcritical(Rule):
         forgets: Factor per time step below which the state has no useful memory: 0.4 leaves a tenth after 2.5 steps.
         band: Lower edge of the critical band.
         least: Minimum sequence length; shorter sequences need no memory.
-        learned: Fraction of its first value below which the loss shows that memory is not lacking.
+        learned: Fraction of its first value below which a loss shows that memory is not lacking.
     """
 
     forgets: float = 0.4
@@ -105,7 +105,7 @@ class Subcritical(Rule):
             if best.length < self.least or best.steps >= best.length:
                 continue
             if best.radius < self.forgets:
-                if not solved(history, self.learned):
+                if not 0 <= history.run("loss").low < self.learned * history.run("loss").first:
                     severity = Severity.HIGH if 2 * best.radius < self.forgets else Severity.MEDIUM
                     findings.append(self._finding(layers, best, severity, self.forgets, ""))
             elif best.radius < self.band and stuck(history, record.step):

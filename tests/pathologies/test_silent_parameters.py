@@ -288,7 +288,7 @@ def test_training_that_returns_to_its_first_weights(anew):
             found += issues(model, adam(model), steps=8)
     else:
         found = issues(model, optimizer, each=each)
-    assert told(found) == ([] if anew else [("NOT_TRAINING", "begins anew", "")])
+    assert told(found) == ([] if anew else [("NOT_TRAINING", "taken back", "")])
 
 
 class Experts(nn.Module):
@@ -450,3 +450,24 @@ def test_micro_batches_that_are_cleared_one_by_one_are_thrown_away():
 def test_micro_batches_that_count_are_in_order(way, divide):
     """Added up by the engine or by hand; passes that were never to be added up, as those of an attack, are none."""
     assert accumulated(way, divide=divide) == []
+
+
+@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("since", [0, 40])
+def test_a_frozen_model_whose_own_optimizer_steps(outside, since):
+    """Frozen for a pass, or by a flag, and never unfrozen: nothing is trained. A head outside may be all there is."""
+    torch.manual_seed(0)
+    model, head = mlp(), nn.Linear(2, 3)
+    optimizer = torch.optim.Adam([*model.parameters(), *(head.parameters() if outside else ())], 1e-3)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True).watch() as exporter:
+        for step in range(80):
+            model.requires_grad_(step < since)
+            x = torch.randn(32, 8, requires_grad=True)
+            out = model(x)
+            optimizer.zero_grad()
+            F.cross_entropy(head(out) if outside else out, x[:, :2].argmax(1)).backward()
+            optimizer.step()
+    found = [
+        (str(each.issue_type), each.cause) for each in exporter.issues if each.issue_type is IssueType.NOT_TRAINING
+    ]
+    assert found == ([] if outside else [("NOT_TRAINING", "all frozen")])

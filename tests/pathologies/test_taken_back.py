@@ -1,5 +1,7 @@
 """Steps that something takes back before the next one."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -23,18 +25,54 @@ def _clamped(model, _slow):
         q.clamp_(-0.05, 0.05)
 
 
-def _looked_ahead(model, slow, _count=[0]):  # noqa: B006 - counts the calls
-    _count[0] += 1
-    if _count[0] % 3 == 0:
+def _every(steps, change):
+    count = iter(range(10**6))
+    return lambda model, slow: next(count) % steps == steps - 1 and change(model, slow)
+
+
+def _averaged(share, written):
+    def change(model, slow):
         for old, q in zip(slow, model.parameters(), strict=True):
-            q.copy_(old.lerp_(q, 0.02))
+            written(q, old.lerp_(q, share).clone())
+
+    return change
+
+
+def _loaded(model, slow):
+    model.load_state_dict(dict(zip(model.state_dict(), slow, strict=True)))
+
+
+def _tried(model, _slow):
+    """Evaluate with other weights, and put those that are trained back."""
+    kept = copy.deepcopy(model.state_dict())
+    model.load_state_dict({name: torch.zeros_like(value) for name, value in kept.items()})
+    model.load_state_dict(kept)
+
+
+def _in_place(q, value):
+    q.data.copy_(value)
+
+
+def _anew(q, value):
+    q.data = value
 
 
 @pytest.mark.parametrize(
-    ("change", "told"), [(_put_back, True), (_pruned, False), (_clamped, False), (_looked_ahead, False)]
+    ("change", "told"),
+    [
+        (_put_back, True),
+        (_every(3, _averaged(0.02, torch.Tensor.copy_)), True),
+        (_every(9, _averaged(0.02, _in_place)), True),
+        (_every(13, _averaged(0.001, _anew)), True),
+        (_every(13, _loaded), True),
+        (_every(3, _averaged(0.3, _in_place)), False),
+        (_every(5, _tried), False),
+        (_pruned, False),
+        (_clamped, False),
+    ],
 )
 def test_steps_that_are_taken_back_are_told(change, told):
-    """An average copied into the model after each step is NOT_TRAINING; pruning, clamping and looking ahead are not."""
+    """Weights written over those that were learned are NOT_TRAINING; pruned, clamped and slow ones are not, nor tries."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)

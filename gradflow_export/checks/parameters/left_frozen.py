@@ -29,10 +29,11 @@ _NOTHING_LEARNED = (
 class LeftFrozen(Check):
     """Report parameters that are frozen by mistake: never unfrozen after another network's pass, or frozen at zero.
 
-    Three cases are reported: parameters that were trained in the first ``brief`` steps, have been frozen since, and are
+    Four cases are reported: parameters that were trained in the first ``brief`` steps, have been frozen since, and are
     held by an optimizer that still steps, or were trained for longer, if the loss stays no better than that of the best
-    constant prediction; a frozen matrix whose entries are all 0, such as the second factor of an adapter; and weights
-    frozen at their random initialization, if the loss stays no better than that.
+    constant prediction; all parameters, while the optimizer that holds them steps and trains nothing else; a frozen
+    matrix whose entries are all 0, such as the second factor of an adapter; and weights frozen at their random
+    initialization, if the loss stays no better than that.
 
     Why it is bad:
         In adversarial training, one network has stopped learning and the other one wins. A frozen matrix of zeros
@@ -51,8 +52,9 @@ class LeftFrozen(Check):
             p.requires_grad_(True)
 
     Not reported:
-        Layers that are frozen after the first ``brief`` steps where something was learned, or from the beginning with
-        trained weights, or at a random initialization from which the other layers learn.
+        A frozen model whose optimizer trains a head outside; layers that are frozen after the first ``brief`` steps
+        where something was learned, or from the beginning with trained weights, or at a random initialization from
+        which the other layers learn.
 
     Attributes:
         brief: Number of steps within which the parameters were last trained, where the loss does not matter.
@@ -82,6 +84,7 @@ class LeftFrozen(Check):
         "connection.state",
         "parameter.frozen_size",
         "parameter.frozen_peak",
+        "wiring.outside",
         "loss",
         "loss.over_constant",
     )
@@ -91,7 +94,8 @@ class LeftFrozen(Check):
         """Judge the connections of this record and of those before it."""
         if not record.facts.get("connection.state"):
             return ()
-        return (*self._never_freed(record, history), *self._at_zero(record, history), *self._as_drawn(record, history))
+        ways = self._never_freed, self._all, self._at_zero, self._as_drawn
+        return tuple(found for way in ways for found in way(record, history))
 
     def lasts(self, issue: Issue, history: History) -> bool:
         """Return whether what was never unfrozen still is: the first steps are not remembered for long."""
@@ -131,6 +135,24 @@ class LeftFrozen(Check):
         )
         finding = _finding(names, message, advice, since, "never unfrozen")
         return (replace(finding, severity=Severity.MEDIUM, follows_from=_NOTHING_LEARNED) if late else finding,)
+
+    def _all(self, _record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Find models of which nothing is trained, whose optimizer steps and trains no head outside either."""
+        series = history.at_sites("connection.state")
+        cold = (connections(series) & Wiring.TRAINABLE == 0).all(axis=1)
+        count = len(cold) if cold.all() else int(cold[::-1].argmin())
+        if count < self.readings or history.run("wiring.outside").last > 0:
+            return ()
+        since, names = int(series.steps[len(cold) - count]), tuple(series.sites)
+        message = (
+            f"all {len(names)} tensors of the model are frozen since step {since}, while the optimizer that holds "
+            "them steps: nothing is trained."
+        )
+        advice = (
+            "call requires_grad_(True) on what is to be trained: freeze the backbone, not the whole model, and "
+            "unfreeze what was frozen for one pass."
+        )
+        return (_finding(names, message, advice, since, "all frozen"),)
 
     def _at_zero(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         sizes = history.at_sites("parameter.frozen_size")
