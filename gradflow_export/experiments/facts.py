@@ -253,8 +253,7 @@ class Facts(Intervention):
             self._digest = None
             for weight in weights(optimizer):
                 self._after[id(weight)] = weight, weight.detach().clone()
-                # What a closure computed within the step has been used.
-                self._gradients.pop(id(weight), None)
+                self._gradients.pop(id(weight), None)  # what a closure computed within the step has been used
 
     def told(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
@@ -267,9 +266,9 @@ class Facts(Intervention):
         self.unreached = len(self._owned - self._reached)
         names = (
             "decay", "schedule", "dropout", "stale", "foreign", "returned", "edited", "kept", "untrained", "layers",
-            "squashing", "sequences", "recurrent", "masked", "level", "half",
-            "resettable", "scale", "digests", "adam", "reached", "frozen", "endless", "gain", "offset",
-            "unreached", "tables", "apart", "starved", "tempered", "terms", "broken", "mixed", "narrow", "momentum",
+            "squashing", "sequences", "recurrent", "masked", "level", "half", "resettable", "scale", "digests", "adam",
+            "reached", "frozen", "endless", "gain", "offset", "unreached", "tables", "apart", "starved",
+            "tempered", "terms", "broken", "mixed", "narrow", "momentum",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
         steps = max(self._steps, 1)
