@@ -17,7 +17,7 @@ from gradflow_export.hooks.module_hooks import ModuleHook, hook_loading
 from gradflow_export.hooks.optimizer_hooks import always, listen
 from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot, slots, tensors_at
-from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.hooks.readings import Clue
 from gradflow_export.instruments.base import Reader, Setting
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
@@ -50,7 +50,7 @@ class ReloadInstrument(Reader):
         self._steps = self._writes = self._rest = 0
         self._mark: tuple[int, int] | None = None
         self._since = self._left = torch.zeros(0)
-        self._kept = torch.full((WRITES,), torch.inf)
+        self._kept = torch.ones(WRITES)
         self._following = contextlib.ExitStack()
 
     def attach(self) -> contextlib.ExitStack:
@@ -70,8 +70,10 @@ class ReloadInstrument(Reader):
         self._rest = steps
 
     def before(self, step: OptimizerStep) -> None:
-        """Choose what is followed of an optimizer that is new."""
-        if isinstance(step.optimizer, Optimizer) and self._optimizer() is not step.optimizer:
+        """Choose what is followed of an optimizer that is new; of another one give out what the last writes kept."""
+        if not isinstance(step.optimizer, Optimizer):
+            return
+        if self._optimizer() is not step.optimizer:
             self._optimizer, self._steps, self._mark = weakref.ref(step.optimizer), 0, None
             mine, model = {id(p) for p in step.owned.parameters if _is_plain(p)}, self._model()
             held = [] if model is None else [(slot, p) for slot, p in slots(model) if id(p) in mine]
@@ -79,13 +81,10 @@ class ReloadInstrument(Reader):
             largest = sorted(held, key=lambda each: -each[1].numel())[:FOLLOWED]
             self._slots = [slot for slot, p in largest if p.device == largest[0][1].device]
             self._since, self._left = self._entries(), torch.zeros(0)
-            self._kept = torch.full((WRITES,), torch.inf, device=self._since.device)
-
-    def drain(self) -> Drained:
-        """Give out how much of the updates was kept at the writes, the greatest share of the last ones."""
-        self._writes = 0
-        kept = [Clue("wiring.kept", (RUN_SITE,), self._kept.amax().reshape(1).double())] if self.armed else []
-        return super().drain() + kept
+            self._kept = torch.ones(WRITES, device=self._since.device)
+        if self.armed:
+            self._writes = 0
+            self._out.append(Clue("wiring.kept", (RUN_SITE,), self._kept.amax().reshape(1).double()))
 
     def _begins(self, optimizer: Optimizer) -> None:
         """Compare the weights that a step begins with, most of which are those that the last one left."""
@@ -134,7 +133,8 @@ def _is_plain(p: Tensor) -> bool:
 
 def _share(before: Tensor, made: Tensor, now: Tensor) -> Tensor:
     """Return what is left of a change: the greatest of an entry, as a share of the greatest that was made."""
-    return ((now - before).abs().amax() / (made - before).abs().amax()).reshape(1)
+    left = (now - before).abs().amax() / (made - before).abs().amax()
+    return torch.nan_to_num(left, nan=1.0, posinf=1.0).reshape(1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ import gradflow_export
 from gradflow_export.engine.registry import kinds, make_instruments, stepped, taken
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import find_blocks
+from gradflow_export.hooks.guards import Part
 from gradflow_export.hooks.module_calls import ModuleCalls
 from gradflow_export.hooks.module_hooks import ModuleHook
 from gradflow_export.hooks.optimizer_steps import OptimizerSteps
@@ -83,6 +84,23 @@ class Remembering(nn.Module):
         return x + self.core(x)[0]
 
 
+class Kept(Part):
+    """Keeps what hooks return."""
+
+    def __init__(self, results):
+        super().__init__()
+        self.results = results
+
+    def __call__(self, hook):
+        """Wrap a hook."""
+
+        def kept(*args, **kwargs):
+            self.results.append(hook(*args, **kwargs))
+            return self.results[-1]
+
+        return kept
+
+
 class Rig:
     """One tap on one model, driven as the exporter drives it."""
 
@@ -101,16 +119,8 @@ class Rig:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.results, self.on = [], False
         self.calls = ModuleCalls()
+        self.guard = Kept(self.results)
         self.tap = self.make()
-
-    def guard(self, hook):
-        """Keep what a hook returns."""
-
-        def kept(*args, **kwargs):
-            self.results.append(hook(*args, **kwargs))
-            return self.results[-1]
-
-        return kept
 
     def make(self):
         """Build the instrument."""
@@ -342,7 +352,7 @@ def test_every_instrument_is_in_the_registry():
 def test_instruments_without_anything_to_read_are_left_out():
     """A plain model has no recurrence, no replicas and no layer that stands twice in a list."""
     model = nn.Linear(2, 2)
-    made = make_instruments(Setting(model, CompiledCode(model), lambda _: lambda hook: hook))
+    made = make_instruments(Setting(model, CompiledCode(model), lambda _: Part()))
     assert {"RecurrentInstrument", "ReplicaInstrument", "RepeatedInstrument", "ActivationInstrument"}.isdisjoint(
         type(one).__name__ for one in made
     )
@@ -352,7 +362,7 @@ def test_instruments_without_anything_to_read_are_left_out():
 def test_what_an_instrument_overrides_is_what_it_is_told_of():
     """Those that look around optimizer steps, and those that take what the user hands over, are known by class."""
     model = nn.LSTM(2, 2)
-    made = make_instruments(Setting(model, CompiledCode(model), lambda _: lambda hook: hook, given={"pairs": "rows"}))
+    made = make_instruments(Setting(model, CompiledCode(model), lambda _: Part(), given={"pairs": "rows"}))
     assert [type(one).__name__ for one in made if overrides(one, "settle")] == ["DiscreteInstrument"]
     assert {type(one).__name__ for one in made if stepped(one)} == {
         "UpdateInstrument", "MomentInstrument", "DiscreteInstrument", "CopyInstrument", "WiringInstrument", "ArrivalInstrument",

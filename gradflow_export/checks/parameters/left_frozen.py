@@ -139,7 +139,8 @@ class LeftFrozen(Check):
     def _all(self, _record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Find models of which nothing is trained, whose optimizer steps and trains no head outside either."""
         series = history.at_sites("connection.state")
-        cold = (connections(series) & Wiring.TRAINABLE == 0).all(axis=1)
+        ever = np.bitwise_or.reduce(connections(series), axis=1, initial=0)
+        cold = ever & (Wiring.TRAINABLE | Wiring.STEPPED) == Wiring.STEPPED
         count = len(cold) if cold.all() else int(cold[::-1].argmin())
         if count < self.readings or history.run("wiring.outside").last > 0:
             return ()
