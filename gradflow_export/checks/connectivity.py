@@ -133,7 +133,7 @@ class WiringInstrument(Reader):
         calls = {} if self._calls is None else self._calls.codes()
         codes = {name: code | calls.get(name.rpartition(".")[0], 0) for name, code in self._codes.items()}
         taken = {} if self._calls is None else self._calls.taken()
-        found = {
+        found: dict[str, Mapping[str, float]] = {
             "wiring.orphans": {RUN_SITE: self._orphans},
             "wiring.outside": {RUN_SITE: self._outside},
             "layer.taken_steps": {name: steps for name, (steps, _) in taken.items()},
