@@ -83,17 +83,16 @@ class Facts(Intervention):
         self.decay = self.schedule = self.resettable = False
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
         self.sequences = self.recurrent = self.masked = self.level = self.half = self.returned = 0
-        self.frozen = self.endless = self.unreached = self.tables = self.starved = 0
-        self.broken = self.mixed = self.narrow = 0
+        self.frozen = self.endless = self.unreached = self.tables = self.starved = self.broken = 0
+        self.mixed = self.narrow = 0
         self._counts: set[int] = set()
-        self._sane = True
+        self._sane, self._echoed = True, False
         self._reached: set[int] = set()
         self.gain = self.offset = self.tempered = self.momentum = 0.0
         self.apart = self.terms = 1.0
         self.kept, self.scale, self.dropout, self.adam, self.reached = 1.0, 0.0, 0.0, 0.0, 0.0
         self.digests: list[float | None] = []
         self._steps = self._echoes = self._padded = self._read = 0
-        self._echoed = False
         self._fixed: dict[int, tuple[float, ...]] = {}
         self._digest: float | None = None
         self._written: float | None = None
