@@ -135,7 +135,7 @@ class WiringInstrument(Reader):
         taken = {} if self._calls is None else self._calls.taken()
         found: dict[str, Mapping[str, float]] = {
             "wiring.orphans": {RUN_SITE: self._orphans},
-            "wiring.outside": {RUN_SITE: self._outside},
+            "wiring.outside": {RUN_SITE: int(self._outside)},
             "layer.taken_steps": {name: steps for name, (steps, _) in taken.items()},
             "layer.taken_sequences": {name: count for name, (_, count) in taken.items()},
             "layer.cell_calls": {} if self._calls is None else self._calls.cells(),

@@ -119,7 +119,8 @@ class Rig:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.results, self.on = [], False
         self.calls = ModuleCalls()
-        self.guard = Kept(self.results)
+        self.part = Kept(self.results)
+        self.guard = self.part.__call__
         self.tap = self.make()
 
     def make(self):
@@ -129,7 +130,7 @@ class Rig:
             tap.sample_rows = True
             return tap
         if self.name in ENTRIES:
-            setting = Setting(self.model, CompiledCode(self.model), lambda _: self.guard, given={"pairs": "rows"})
+            setting = Setting(self.model, CompiledCode(self.model), lambda _: self.part, given={"pairs": "rows"})
             return ENTRIES[self.name].make(setting)
         if self.name == "loss":
             tap = LossInstrument(self.criterion, guard=self.guard)
