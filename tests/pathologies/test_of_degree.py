@@ -41,29 +41,24 @@ def found(model, seed, steps, loss=F.cross_entropy, rare=False):
     return {(issue.issue_type, issue.cause, issue.severity) for issue in exporter.issues}
 
 
-def by_hand(scores, targets):
-    return (scores.logsumexp(1) - scores[torch.arange(len(targets)), targets]).mean()
-
-
 SURE = (IssueType.BAD_INIT, "too large", Severity.MEDIUM)
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("loss", [F.cross_entropy, by_hand])
-@pytest.mark.parametrize("factor", [60.0, 1.0])
-def test_scores_that_begin_far_apart_are_told_whatever_made_them_so(seed, loss, factor):
+@pytest.mark.parametrize("factor", [1000.0, 1.0])
+def test_scores_that_begin_far_apart_are_told_whatever_made_them_so(seed, factor):
     """No weight is large: a factor alone makes the first answers sure."""
-    assert (SURE in found(Scorer(factor), seed, 12, loss)) == (factor > 1.0)
+    assert (SURE in found(Scorer(factor), seed, 60)) == (factor > 1.0)
 
 
 def test_a_class_that_nearly_all_samples_have_makes_no_answer_sure():
     """The best constant prediction is then far better than equal probabilities, with which every model begins."""
-    assert SURE not in found(Scorer(), 0, 12, rare=True)
+    assert SURE not in found(Scorer(), 0, 60, rare=True)
 
 
 def test_a_margin_loss_is_no_logarithm():
     """Equal scores cost as much as there are other classes."""
-    assert SURE not in found(Scorer(classes=40), 0, 12, F.multi_margin_loss)
+    assert SURE not in found(Scorer(classes=40), 0, 60, F.multi_margin_loss)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -33,8 +33,8 @@ class BadInit(Check):
     after some steps. Zeros that change at the first step are intended in residual branches, adapters and output layers.
     Large weights are reported if they cause predictions that are far worse than a constant at first and do not improve
     soon. If the inputs are large, they are reported instead. A choice among classes is reported whatever made it so
-    sure, such as a temperature: if nothing is known, equal probabilities for all classes are as good as any, and the
-    first loss is ``sure`` times that of these or more.
+    sure, such as a temperature: the first loss is ``sure`` times that of equal probabilities or more, and still above
+    it after twice ``after`` steps.
 
     Rows may also be identical in groups, for example if one layer computes several parameters for each of several
     parts. All rows must then have a duplicate, because rows of classes that no batch has contained yet are equal as
@@ -233,7 +233,8 @@ class BadInit(Check):
         for site, times in zip(over.sites, over.first.tolist(), strict=True):
             name = f"{site}.weight" if site else "weight"
             gain, classes = known.get(name, 0.0), seen(record, "loss.choice", site) or 0.0
-            sure = times * (seen(record, "loss.constant", site) or 0.0) / math.log(classes) if classes > 1 else 0.0
+            share = (seen(record, "loss.constant", site) or 0.0) / math.log(classes) if classes > 1 else 0.0
+            sure, now = times * share, (seen(record, "loss.over_constant", site) or 0.0) * share
             if times >= self.head and gain >= self.gain:
                 message = (
                     f"the initial loss was {number(times)} times that of the best constant prediction: the initial "
@@ -245,14 +246,13 @@ class BadInit(Check):
                     "embedding tied to the output layer, std=0.02."
                 )
                 yield _finding(Severity.MEDIUM, names, gain, self.gain, message, advice, LARGE)
-            elif sure >= self.sure:
+            elif sure >= self.sure and now > 1.0 and record.step >= 2 * self.after:
                 message = (
                     f"the initial loss was {number(sure)} times that of equal probabilities for all {number(classes)} "
-                    "classes: the scores were far apart before anything was learned."
+                    f"classes, and is still above it after {record.step} steps: the scores began far apart."
                 )
                 advice = (
-                    "make the first scores small: look for a temperature that is too low, a factor on the scores, and "
-                    "large initial weights; nn.init.normal_(head.weight, std=features ** -0.5) is usual at the end."
+                    "make the first scores small: raise the temperature, drop a factor, or lower first weights."
                 )
                 yield _finding(Severity.MEDIUM, names or (site,), sure, self.sure, message, advice, LARGE)
 
