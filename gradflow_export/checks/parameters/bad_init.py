@@ -251,9 +251,7 @@ class BadInit(Check):
                     f"the initial loss was {number(sure)} times that of equal probabilities for all {number(classes)} "
                     f"classes, and is still above it after {record.step} steps: the scores began far apart."
                 )
-                advice = (
-                    "make the first scores small: raise the temperature, drop a factor, or lower first weights."
-                )
+                advice = "make the first scores small: raise the temperature, drop a factor, or lower first weights."
                 yield _finding(Severity.MEDIUM, names or (site,), sure, self.sure, message, advice, LARGE)
 
     def _steep(self, record: StepRecord, history: History) -> Iterable[Finding]:
