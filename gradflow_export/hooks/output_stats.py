@@ -48,7 +48,9 @@ class SentOutputs:
             (size, sized), (spread, told), (error, known) = (
                 (values.numbers, values.present) for values in (sizes, spreads, errors)
             )
-            self._reader = OutputReader(interface, size, sized, spread, told, error, known)
+            self._reader = OutputReader(
+                interface, size, sized, spread, told, error, known, SPREAD_ROWS, SPREAD_FEATURES
+            )
 
     def __bool__(self) -> bool:
         """Whether there is anything."""

@@ -1,6 +1,5 @@
 /* What modules send forward: a few statistics of each tensor, by one read of it. */
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "statistics.h"
@@ -88,15 +87,13 @@ FOR_EACH_CPU static void take_away(const double *restrict means, int64_t rows, i
         for (int64_t j = 0; j < columns; j++) entries[j] -= means[j];
 }
 
-/* The root mean square of entries less the mean of their column; NaN when there is no memory. Where there are more rows
- * than those read, the mean of these is nearer to them than that of all, which is made up for. The standard error, as a
- * share of the spread, is 0 where all was read. */
-FOR_EACH_CPU static double spread_of(const char *data, int32_t kind, const Grid *grid, double *error) {
+/* The root mean square of entries less the mean of their column. Where there are more rows than those read, the mean of
+ * these is nearer to them than that of all, which is made up for. The standard error, as a share of the spread, is 0
+ * where all was read. `entries` has room for rows * columns of them, and for 2 * columns and rows of others. */
+FOR_EACH_CPU static double spread_of(const char *data, int32_t kind, const Grid *grid, double *entries, double *error) {
     int64_t columns = grid->columns, size = grid->rows * columns;
-    double *entries = malloc(sizeof(double) * (size_t)(size + 2 * columns + grid->rows + 1)), squares = 0.0, spread;
-    double *means = entries + size, *sums = means + columns, *by_row = sums + columns;
+    double *means = entries + size, *sums = means + columns, *by_row = sums + columns, squares = 0.0, spread;
     *error = 0.0;
-    if (entries == NULL) return NAN;
     for (int64_t r = 0; r < grid->rows; r++) {
         int64_t start = row_start(grid, r);
         double *row = entries + r * columns;
@@ -123,17 +120,18 @@ FOR_EACH_CPU static double spread_of(const char *data, int32_t kind, const Grid 
         *error = 0.5 * sqrt(of_columns + of_rows);
         if (n > 1.0) spread *= sqrt(n / (n - 1.0) * (all - 1.0) / all);
     }
-    free(entries);
     return spread;
 }
 
 /* Where readings of outputs go: for each site its root mean square, the spread over its grid (0 without rows) with its
- * error, and marks that it has them. */
+ * error, and marks that it has them. `room` doubles are there to compute with. */
 typedef struct {
     const Interface *torch;
     const Grid *grids;
     double *sizes, *spreads, *errors;
     uint8_t *sized, *spread, *told;
+    double *work;
+    int64_t room;
 } Sent;
 
 /* Read one output. Returns 0; 1 when it cannot be read. */
@@ -143,11 +141,12 @@ PUBLIC int gradflow_sent(const Sent *to, void *tensor, int64_t site) {
     int32_t kind;
     const Grid *grid = &to->grids[site];
     if (gradflow_describe(to->torch, &tensor, &data, &count, &kind) || count == 0) return 1;
+    if (grid->rows * grid->columns + 2 * grid->columns + grid->rows > to->room) return 1;
     for (int64_t r = 0; r < grid->rows; r++)
         if (row_start(grid, r) + (grid->columns - 1) * grid->apart >= count) return 1;
     to->sizes[site] = gradflow_norm(data, count, kind) / sqrt((double)count);
     to->errors[site] = 0.0;
-    to->spreads[site] = grid->rows > 0 ? spread_of(data, kind, grid, &to->errors[site]) : 0.0;
+    to->spreads[site] = grid->rows > 0 ? spread_of(data, kind, grid, to->work, &to->errors[site]) : 0.0;
     to->sized[site] = to->spread[site] = to->told[site] = 1;
     return 0;
 }

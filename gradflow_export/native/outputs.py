@@ -79,6 +79,8 @@ class OutputReader:
         spread: Become True where there is one.
         errors: Become the standard errors of the spreads, as shares of them.
         told: Become True where there is one.
+        rows: Most rows that a grid has.
+        columns: Most columns that it has.
 
     Attributes:
         grids: Rows and columns of the spread at each site; without rows it is 0. Shape: ``[sites, 9]``.
@@ -93,11 +95,14 @@ class OutputReader:
         spread: Marks,
         errors: Floats,
         told: Marks,
+        rows: int,
+        columns: int,
     ) -> None:
         self.grids = np.zeros((len(sizes), len(Grid())), dtype=np.int64)
         self._call = _quick("gradflow_sent")
-        self._held = interface, self.grids, sizes, spreads, errors, sized, spread, told
-        self._addresses = _addresses_of(interface, *self._held[1:])
+        work = np.empty((rows + 2) * columns + rows)  # kept: 17 KB that malloc takes from elsewhere each time are cold
+        self._held = interface, self.grids, sizes, spreads, errors, sized, spread, told, work
+        self._addresses = _addresses_of(interface, *self._held[1:], room=len(work))
         self._to = ctypes.addressof(self._addresses)  # a number is passed with less ado
 
     def read(self, site: int, tensor: Any) -> bool:
@@ -161,8 +166,8 @@ def _quick(name: str) -> Any:
     return call
 
 
-def _addresses_of(interface: Interface, *arrays: npt.NDArray[Any]) -> ctypes.Array[ctypes.c_int64]:
-    addresses = [ctypes.addressof(interface), *(array.ctypes.data for array in arrays)]
+def _addresses_of(interface: Interface, *arrays: npt.NDArray[Any], room: int = 0) -> ctypes.Array[ctypes.c_int64]:
+    addresses = [ctypes.addressof(interface), *(array.ctypes.data for array in arrays), room]
     return (ctypes.c_int64 * len(addresses))(*addresses)
 
 

@@ -17,11 +17,11 @@ KINDS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SHAPES = ((), (7,), (1,), (3, 5), (100, 200), (128, 64), (2, 300, 90), (5, 3, 9, 11), (200, 4, 2, 3), (2, 70, 3, 3, 3))
 
 
-def reader_of(grids):
+def reader_of(grids, rows=256, columns=512):
     """Return a reader of outputs and the arrays that it writes: sizes, spreads, errors, each with marks."""
     count = len(grids)
     arrays = [array for _ in range(3) for array in (np.full(count, -1.0), np.zeros(count, dtype=bool))]
-    reader = OutputReader(interface(), *arrays)
+    reader = OutputReader(interface(), *arrays, rows, columns)
     for site, grid in enumerate(grids):
         reader.grids[site] = grid
     return reader, arrays
@@ -64,6 +64,14 @@ def test_extreme_and_broken_outputs():
     assert reader.read(6, equal)
     assert spreads[6] == 0.0
     assert not reader.read(0, equal[:2])
+
+
+def test_a_grid_with_more_rows_or_columns_than_there_is_room_for_is_refused():
+    """Nothing is written beyond the memory that was taken for it."""
+    tensor = torch.randn(50, 70)
+    reader, (_, sized, *_) = reader_of([grid_of(tensor.shape, *limits) for limits in ((4, 6), (9, 6), (4, 9))], 4, 6)
+    assert [reader.read(site, tensor) for site in range(3)] == [True, False, False]
+    assert list(sized) == [True, False, False]
 
 
 def test_norms_of_gradients_add_up():
