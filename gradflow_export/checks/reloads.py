@@ -30,7 +30,7 @@ ENTRIES = 256
 WRITES = 2
 """Writes in a row of which the one that kept most counts."""
 SETTLING = 100
-"""First steps, around which entries are compared; later a version and an address tell of a write, for less."""
+"""First steps, around which entries are compared; later a version and an address show a write, for less."""
 STRETCH = 256
 """Steps that are followed from each write on."""
 

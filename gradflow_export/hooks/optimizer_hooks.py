@@ -232,7 +232,7 @@ def always(hook: Callable[[Optimizer], None], part: Part) -> StepHook:
 
     Args:
         hook: Called with the optimizer.
-        part: Is told of an error, and of the time it takes.
+        part: An error is reported to it, and the time that the hook takes.
     """
     failed = False
 
