@@ -19,6 +19,7 @@ from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot, slots, tensors_at
 from gradflow_export.hooks.readings import Clue
 from gradflow_export.instruments.base import Reader, Setting
+from gradflow_export.metrics.arrays.local import PLAIN
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
@@ -128,7 +129,8 @@ class ReloadInstrument(Reader):
 
 
 def _is_plain(p: Tensor) -> bool:
-    return p.requires_grad and p.numel() > 0 and p.is_floating_point() and not hasattr(p, "placements")
+    stored = type(p) in PLAIN and p.layout is torch.strided  # what has no storage has no address either
+    return stored and p.requires_grad and p.numel() > 0 and p.is_floating_point()
 
 
 def _share(before: Tensor, made: Tensor, now: Tensor) -> Tensor:

@@ -285,7 +285,7 @@ class LossSpike(Rule):
             return False
         usual = median(before)
         lost = 2 * median(now) > usual + (loss.first if loss.first > usual else issue.value)
-        return lost and not falls_again(history, issue.step)
+        return lost and not falls_again(history, issue.step, alike=math.inf)
 
     def _severity(self, loss: RunSeries, now: float, usual: float) -> Severity:
         greatest = _greatest(loss)
