@@ -24,6 +24,8 @@ from gradflow_export.rules.evidence import (
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import solved
 
+BATCH_FOR_TIME = "batch taken for time"
+"""Cause of a model that takes the samples of a batch for the steps of a sequence."""
 _OPEN = "left to learn"
 _FIT_FIRST = (
     "first overfit a single batch, for _ in range(200): step(x, y): if its loss does not reach 0, the graph, the "
@@ -347,7 +349,7 @@ class BatchForTime(Check):
                 f"{number(length)} sequences: it runs over samples instead of time.",
                 "set batch_first, nn.LSTM(..., batch_first=True) or nn.TransformerEncoderLayer(..., "
                 "batch_first=True) for inputs [batch, time, features]; or pass x.transpose(0, 1).",
-                cause="batch taken for time",
-                origin="batch taken for time",
+                cause=BATCH_FOR_TIME,
+                origin=BATCH_FOR_TIME,
             ),
         )
