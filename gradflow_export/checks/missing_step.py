@@ -13,8 +13,9 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.instances import instances
-from gradflow_export.hooks.parameter_slots import Slot, slots
+from gradflow_export.hooks.parameter_slots import Slot, slots, tensors_at
 from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.metrics.arrays.checksum import checksum
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.records.step_record import RUN_SITE
 
@@ -76,7 +77,8 @@ class LonelyPasses:
 
     def __init__(self, model: Callable[[], nn.Module | None]) -> None:
         self.model = model
-        self._before: list[tuple[Slot, Tensor]] = []
+        self._followed: list[Slot] = []
+        self._before: list[Tensor | None] = []
         self._foreign: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.over = self._told = False
         self._passes = self._foreign_steps = self._calls = self._changes = 0
@@ -126,10 +128,11 @@ class LonelyPasses:
         # A pass that is under way was begun by ``torch.autograd.grad``, or leads to tensors that stand in for these.
         self._brought |= torch_private.backward_number() == -1
         if self._passes == 1:
-            self._remember()
+            self._follow()
+            self._before = self._sums()
         elif self._passes <= LONELY_BACKWARD_PASSES and self._cleared:
             # Waits for the device where gradients were not cleared by None: once, for then they are kept.
-            gradients = [p.grad for p, _ in self._held()]
+            gradients = [p.grad for p in self._held()]
             self._cleared = not any(g is not None and bool(even_sample(g, ENTRIES).any()) for g in gradients)
         if self._passes == GATHERING_PASSES and not self._cleared and self._rests():
             self._tell(_GATHERED, GATHERING_PASSES)
@@ -156,25 +159,26 @@ class LonelyPasses:
 
     def _is_changed(self) -> bool:
         """Whether the first parameter was written to or replaced since the last call; waits for no device."""
-        if not self._before:
-            self._remember()
-        before, first = self._stamp, next((slot() for slot, _ in self._before), None)
+        if not self._followed:
+            self._follow()
+        before, first = self._stamp, next((slot() for slot in self._followed), None)
         if type(first) is nn.Parameter:
             self._stamp = torch_private.version(first), first.data_ptr()
         return self._stamp != before != ()
 
-    def _held(self) -> list[tuple[Tensor, Tensor]]:
-        """Return the followed parameters that are still there, and what their entries were."""
-        return [(p, before) for p, before in ((slot(), before) for slot, before in self._before) if p is not None]
+    def _held(self) -> list[Tensor]:
+        """Return the followed parameters that are still there."""
+        return [p for p in tensors_at(self._followed) if p is not None]
 
     def _rests(self) -> bool:
-        """Whether the followed parameters are what they were."""
-        held = self._held()
-        return bool(held) and all(torch.equal(even_sample(p, ENTRIES), before) for p, before in held)
+        """Whether the parameters are what they were, bit for bit."""
+        now, before = self._sums(), self._before
+        known = [(a, b) for a, b in zip(now, before, strict=False) if a is not None and b is not None]
+        return len(known) == len(now) == len(before) > 0 and all(torch.equal(a, b) for a, b in known)
 
     def _awaited(self) -> bool:
         """Whether there is an optimizer that holds the followed parameters and has not stepped."""
-        mine = {id(p) for p, _ in self._held()}
+        mine = set(map(id, self._held()))
         return any(id(p) in mine for o in instances(Optimizer) for group in o.param_groups for p in group["params"])
 
     def _share(self) -> float:
@@ -190,8 +194,13 @@ class LonelyPasses:
             greatest = max(greatest, sum((held & shapes).values()), sum((stacked & shapes).values()))
         return greatest / max(len(parameters), 1)
 
-    def _remember(self) -> None:
+    def _sums(self) -> list[Tensor | None]:
+        """Return a checksum of all entries of each parameter that is trained."""
         model = self.model()
-        found = [] if model is None else [(slot, p) for slot, p in slots(model) if p.requires_grad and p.numel()]
+        return [] if model is None else [checksum(p) for p in model.parameters() if p.requires_grad]
+
+    def _follow(self) -> None:
+        model = self.model()
+        found = [] if model is None else [slot for slot, p in slots(model) if p.requires_grad and p.numel()]
         # The first ones: gradients arrive there last, so that what is found is what earlier passes left.
-        self._before = [(slot, even_sample(p, ENTRIES).clone()) for slot, p in found[:FOLLOWED]]
+        self._followed = found[:FOLLOWED]

@@ -189,6 +189,21 @@ def test_accumulation_over_many_passes_and_updates_by_hand_are_no_lonely_passes(
     assert issues(model, adam(model), order="clear backward", each=update) == []
 
 
+def test_updates_by_hand_of_a_few_rows_are_updates():
+    """Every entry is compared, so that rows which no sample holds count; the optimizer is there for its rate alone."""
+    torch.manual_seed(0)
+    model = nn.Embedding(3001, 32)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(30):
+            optimizer.zero_grad()
+            model(torch.tensor([24, 1000])).square().mean().backward()
+            with torch.no_grad():
+                for row in (24, 1000):
+                    model.weight[row] -= optimizer.param_groups[0]["lr"] * model.weight.grad[row]
+    assert exporter.issues == ()
+
+
 @pytest.mark.parametrize("awaited", [True, False])
 def test_gradients_that_are_added_up_for_ever(awaited):
     """Two hundred passes without a step are told of, once and before the end: an optimizer waits for it, or there is none."""
