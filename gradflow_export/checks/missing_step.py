@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,9 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.instances import instances
-from gradflow_export.hooks.parameter_slots import Slot, slots, tensors_at
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.metrics.arrays.checksum import checksum
-from gradflow_export.metrics.arrays.samples import even_sample
+from gradflow_export.metrics.arrays.norms import dense_entries
 from gradflow_export.records.step_record import RUN_SITE
 
 _log = logging.getLogger("gradflow_export")
@@ -25,7 +25,6 @@ LONELY_BACKWARD_PASSES = 20
 GATHERING_PASSES = 200
 """Passes whose gradients are added up, after which it is said that no step has come."""
 FOLLOWED = 4
-ENTRIES = 256
 MOST = 0.9
 """Share of the parameters that a stranger's copies must have to be taken for copies of this model."""
 
@@ -77,7 +76,6 @@ class LonelyPasses:
 
     def __init__(self, model: Callable[[], nn.Module | None]) -> None:
         self.model = model
-        self._followed: list[Slot] = []
         self._before: list[Tensor | None] = []
         self._foreign: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.over = self._told = False
@@ -128,12 +126,12 @@ class LonelyPasses:
         # A pass that is under way was begun by ``torch.autograd.grad``, or leads to tensors that stand in for these.
         self._brought |= torch_private.backward_number() == -1
         if self._passes == 1:
-            self._follow()
             self._before = self._sums()
         elif self._passes <= LONELY_BACKWARD_PASSES and self._cleared:
-            # Waits for the device where gradients were not cleared by None: once, for then they are kept.
-            gradients = [p.grad for p in self._held()]
-            self._cleared = not any(g is not None and bool(even_sample(g, ENTRIES).any()) for g in gradients)
+            # Waits for the device where gradients were not cleared by None: once, for then they are kept. In the first
+            # parameters they arrive last, so that what is found is what earlier passes left.
+            gradients = [p.grad for p in itertools.islice(self._trained(), FOLLOWED)]
+            self._cleared = not any(g is not None and bool(dense_entries(g).any()) for g in gradients)
         if self._passes == GATHERING_PASSES and not self._cleared and self._rests():
             self._tell(_GATHERED, GATHERING_PASSES)
             return [Clue.by_layer("wiring.gathering_passes", {RUN_SITE: float(self._passes)})]
@@ -159,16 +157,18 @@ class LonelyPasses:
 
     def _is_changed(self) -> bool:
         """Whether the first parameter was written to or replaced since the last call; waits for no device."""
-        if not self._followed:
-            self._follow()
-        before, first = self._stamp, next((slot() for slot in self._followed), None)
+        before, first = self._stamp, next(self._trained(), None)
         if type(first) is nn.Parameter:
             self._stamp = torch_private.version(first), first.data_ptr()
         return self._stamp != before != ()
 
-    def _held(self) -> list[Tensor]:
-        """Return the followed parameters that are still there."""
-        return [p for p in tensors_at(self._followed) if p is not None]
+    def _trained(self) -> Iterator[nn.Parameter]:
+        model = self.model()
+        return (p for p in (() if model is None else model.parameters()) if p.requires_grad)
+
+    def _sums(self) -> list[Tensor | None]:
+        """Return a checksum of all entries of each parameter that is trained."""
+        return list(map(checksum, self._trained()))
 
     def _rests(self) -> bool:
         """Whether the parameters are what they were, bit for bit."""
@@ -177,8 +177,8 @@ class LonelyPasses:
         return len(known) == len(now) == len(before) > 0 and all(torch.equal(a, b) for a, b in known)
 
     def _awaited(self) -> bool:
-        """Whether there is an optimizer that holds the followed parameters and has not stepped."""
-        mine = set(map(id, self._held()))
+        """Whether there is an optimizer that holds parameters and has not stepped."""
+        mine = set(map(id, self._trained()))
         return any(id(p) in mine for o in instances(Optimizer) for group in o.param_groups for p in group["params"])
 
     def _share(self) -> float:
@@ -193,14 +193,3 @@ class LonelyPasses:
             held, stacked = Counter(p.shape for p in tensors), Counter(p.shape[1:] for p in tensors)
             greatest = max(greatest, sum((held & shapes).values()), sum((stacked & shapes).values()))
         return greatest / max(len(parameters), 1)
-
-    def _sums(self) -> list[Tensor | None]:
-        """Return a checksum of all entries of each parameter that is trained."""
-        model = self.model()
-        return [] if model is None else [checksum(p) for p in model.parameters() if p.requires_grad]
-
-    def _follow(self) -> None:
-        model = self.model()
-        found = [] if model is None else [slot for slot, p in slots(model) if p.requires_grad and p.numel()]
-        # The first ones: gradients arrive there last, so that what is found is what earlier passes left.
-        self._followed = found[:FOLLOWED]

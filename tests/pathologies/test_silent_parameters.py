@@ -189,18 +189,22 @@ def test_accumulation_over_many_passes_and_updates_by_hand_are_no_lonely_passes(
     assert issues(model, adam(model), order="clear backward", each=update) == []
 
 
-def test_updates_by_hand_of_a_few_rows_are_updates():
-    """Every entry is compared, so that rows which no sample holds count; the optimizer is there for its rate alone."""
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_few_rows_of_a_table_are_enough(by_hand):
+    """Every entry counts, also one that no sample holds: of weights that are updated by hand, and of gradients kept."""
     torch.manual_seed(0)
     model = nn.Embedding(3001, 32)
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
     with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
-        for _ in range(30):
-            optimizer.zero_grad()
+        for step in range(30):
+            if by_hand:
+                optimizer.zero_grad()
             model(torch.tensor([24, 1000])).square().mean().backward()
-            with torch.no_grad():
-                for row in (24, 1000):
+            for row in (24, 1000) if by_hand else ():
+                with torch.no_grad():
                     model.weight[row] -= optimizer.param_groups[0]["lr"] * model.weight.grad[row]
+            if not by_hand and step == 24:
+                optimizer.step()
     assert exporter.issues == ()
 
 
