@@ -41,7 +41,7 @@ class Handover(Protocol):
     def spent(self) -> Spent:
         """What the worker has done."""
 
-    def has_room(self) -> bool:
+    def has_room(self, step: int) -> bool:
         """Whether a step may be read; one that may not is counted as lost."""
 
 
@@ -157,7 +157,7 @@ class Pace:
             self._why = "budget" if schedule.recorded(step) else "every"
         if self._why is not None or self.worker is None:
             return self._why is None
-        if not self.worker.has_room():
+        if not self.worker.has_room(step):
             self._why = "behind"
             return False
         if alone:

@@ -350,7 +350,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Gap:
-    """Steps that were recorded and could not be kept by a writer.
+    """Steps that a file lacks: recorded and not kept by its writer, or lost after the last record.
 
     Attributes:
         first: The first of them.

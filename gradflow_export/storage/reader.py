@@ -52,8 +52,9 @@ class Start:
         self.began, self.ended = min(walls, default=self.started), max(walls, default=self.started)
 
     @property
-    def gaps(self) -> Iterator[Gap]:
-        """The gaps, less the steps that another file of the session holds, such as its draft."""
+    def gaps(self) -> Sequence[Gap]:
+        """The gaps, less the steps that another file of the session holds, such as its draft; what all lack, once."""
+        found: dict[tuple[int, int, int], Gap] = {}
         for part in self.parts:
             own = {step for page in part.pages for step in page.clock}
             for gap in part.gaps:
@@ -64,7 +65,9 @@ class Start:
                         first += 1
                     while last in self.owner and first < last:
                         last -= 1
-                    yield replace(gap, first=first, last=last, steps=gap.steps - elsewhere)
+                    left = replace(gap, first=first, last=last, steps=gap.steps - elsewhere)
+                    found.setdefault((left.first, left.last, left.steps), left)
+        return list(found.values())
 
 
 class Records(Sequence[StepRecord]):
@@ -211,7 +214,7 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
         tuple(start.name for start in own),
         Records(own),
         skipped,
-        tuple(_gaps([start for start in own if start.owner])),
+        tuple(_gaps(own)),
         tuple(other[-1].name for other in histories if other is not whole),
         bool(own) and own[-1].closed,
         _replaced(history),
@@ -253,15 +256,17 @@ def _all_sessions(files: Sequence[Path]) -> tuple[list[Session], int]:
 
 def _gaps(starts: Sequence[Start]) -> Iterator[Gap]:
     """Yield what the sessions of a run say is missing, and what lies between two of them."""
-    for place, start in enumerate(starts):
+    before: Start | None = None
+    for start in starts:
         own = list(start.gaps)
-        if place:
-            before, first = starts[place - 1], min(start.owner)
+        if before is not None and start.owner:
+            first = min(start.owner)
             until = min([first, *(gap.first for gap in own)])
             known = {*before.owner, *(min(gap.last, first - 1) for gap in before.gaps if gap.first < first)}
             lost = between(sorted(known), until, before.info and before.info.settings, closed=before.closed)
             yield from () if lost is None else (lost,)
         yield from own
+        before = start if start.owner else before
 
 
 def _read(file: Path) -> tuple[Sequence[Session], int]:

@@ -121,11 +121,12 @@ class Journal:
         if self.failing and not self.closed and self._clock() >= self._again_at:
             self._pump()
 
-    def close(self, end: bytes = b"") -> None:
+    def close(self, end: bytes = b"", missing: Gap | None = None) -> None:
         """Try once more to write what waits, and close the file; calling it again does nothing.
 
         Args:
             end: The last entry, left out where the one before it could not be written.
+            missing: Steps that were never handed over, of which an entry before it tells.
         """
         if self.closed:
             return
@@ -144,6 +145,7 @@ class Journal:
         if self._file is not None:
             with contextlib.suppress(OSError):  # without an end a reader knows no less than that
                 if not (self.failing or self._file.gone):
+                    self._tell(self._file, missing)
                     self._file.append(end)
             self._file.close()
 

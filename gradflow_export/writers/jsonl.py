@@ -45,6 +45,7 @@ class JsonlWriter:
             )
         self._encoder = LineEncoder()
         self._last, self._error, self._issues = 0, "", OpenIssues()
+        self._missing: Gap | None = None
         self._journal: Journal | None = None
 
     @property
@@ -102,11 +103,11 @@ class JsonlWriter:
 
     flush = keep
 
-    def ended_by(self, error: str) -> None:
-        """Have the file say which exception ended the run; before :meth:`close`."""
-        self._error = error
+    def ended_by(self, error: str, missing: Gap | None = None) -> None:
+        """Have the file say which exception ended the run, and what was lost at its end; before :meth:`close`."""
+        self._error, self._missing = error, missing
 
     def close(self) -> None:
         """Close the file."""
         if self._journal is not None:
-            self._journal.close(self._encoder.end(self._last, self._error))
+            self._journal.close(self._encoder.end(self._last, self._error), self._missing)

@@ -73,6 +73,7 @@ class TensorBoardWriter:
         self._fixed, self._rows, self._clock = flush_seconds, rows, clock
         self._stock = StockPages()
         self._kind, self._last, self._error = ("", 0), 0.0, ""
+        self._missing: Gap | None = None
         self._frames = bytearray()
         self._urgent, self._alarmed = False, -math.inf
         self._issues = OpenIssues()
@@ -206,9 +207,9 @@ class TensorBoardWriter:
             self._outdated = False
             self._drafts.clear()
 
-    def ended_by(self, error: str) -> None:
-        """Have the file say which exception ended the run; before :meth:`close`."""
-        self._error = error
+    def ended_by(self, error: str, missing: Gap | None = None) -> None:
+        """Have the file say which exception ended the run, and what was lost at its end; before :meth:`close`."""
+        self._error, self._missing = error, missing
 
     def close(self) -> None:
         """Write what is buffered and close the file."""
@@ -216,7 +217,7 @@ class TensorBoardWriter:
             if self._journal is not None and not self._journal.closed:
                 self._flush()
                 lost = self._journal.lost
-                self._journal.close(self._end())
+                self._journal.close(self._end(), self._missing)
                 if not self._journal.failing and self._journal.lost == lost:  # else some of it stands nowhere else
                     self._drafts.close()
                 elif self._journal.lost is not None and self._drafts.path is not None:

@@ -69,14 +69,16 @@ class WriterSet:
         for writer in list(self._working):
             self._tell(writer, "flush")
 
-    def close(self, error: str = "") -> None:
+    def close(self, error: str = "", missing: Gap | None = None) -> None:
         """Finish.
 
         Args:
             error: The exception that ended the run, with its step, for writers that keep it.
+            missing: Steps that were lost after the last record, for the same.
         """
-        for writer in [writer for writer in self._working if error and hasattr(writer, "ended_by")]:
-            self._tell(writer, "ended_by", error)
+        ended = error or missing is not None
+        for writer in [writer for writer in self._working if ended and hasattr(writer, "ended_by")]:
+            self._tell(writer, "ended_by", error, missing)
         for writer in list(self._working):
             self._tell(writer, "close")
 

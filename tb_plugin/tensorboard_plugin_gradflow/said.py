@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -50,10 +50,12 @@ class Findings:
         Args:
             state: Of the run, as ``RunIndex.state`` returns it.
         """
-        if not self.course.steps:
-            return asdict(_EMPTY[state])
         dropped, unwritten = self.lost
-        after = self.course.last if state == "silent" else None
+        after = self.course.last if state == "silent" and self.course.steps else None
+        lost = LostSteps({"": dropped}, {"": unwritten}, after, self.error).phrase
+        if not self.course.steps:
+            empty = _EMPTY[state]
+            return asdict(replace(empty, detail="; ".join(filter(None, (empty.detail, lost)))))
         now = list(_open(self.groups))
         made = verdict(
             self.course,
@@ -61,7 +63,7 @@ class Findings:
             grave=any(issue.severity >= Severity.HIGH for issue in now),
             earlier=[_named(issue) for issue in _open(self.earlier)],
             healed=sum(not group.head.open for group in self.groups),
-            lost=LostSteps({"": dropped}, {"": unwritten}, after, self.error).phrase,
+            lost=lost,
         )
         return asdict(made)
 

@@ -12,6 +12,8 @@ from gradflow_export.engine.transfer import Bundle
 from gradflow_export.records.step_record import Gap, Reading, RunInfo, StepRecord
 from gradflow_export.storage.jsonl import LineEncoder
 from gradflow_export.storage.reader import read_run
+from tensorboard_plugin_gradflow import standalone
+from tensorboard_plugin_gradflow.data import list_runs, run_meta
 
 
 class Slow:
@@ -215,6 +217,30 @@ def test_the_report_of_a_folder_tells_what_was_lost(loop, tmp_path, monkeypatch)
     )
 
 
+@pytest.mark.parametrize("first", [1, 7])
+@pytest.mark.parametrize("backends", [["jsonl"], ["tensorboard"], ["jsonl", "tensorboard"]])
+def test_what_is_lost_after_the_last_record_stands_in_the_files(loop, tmp_path, monkeypatch, backends, first):
+    """No record tells of it, so that the end of the files does: once, however many files there are."""
+    exporter = Exporter(loop.model, backends=backends, logdir=tmp_path).watch()
+    check = exporter._judge.check
+
+    def broken(record, told):
+        if record.step >= first:
+            raise ZeroDivisionError("no such thing")
+        return check(record, told)
+
+    monkeypatch.setattr(exporter._judge, "check", broken)
+    loop.train(8)
+    exporter.close()
+    lost = f"{9 - first} steps were lost"
+    assert f"{lost} (could not be processed)" in exporter.summary()["verdict"]
+    assert f"{lost} (not written)" in summarise(read_run(tmp_path)).verdict
+    if "tensorboard" in backends:
+        source = standalone.open_source(tmp_path)
+        (run,) = list_runs(source)["runs"]
+        assert f"{lost} (not written)" in run_meta(source, run["run"])["said"]["detail"]
+
+
 def test_a_gap_in_the_files_stands_in_the_first_line_too(tmp_path):
     """What a writer could not write, and said so in its file, is lost to whoever reads it."""
     info = RunInfo(session="1732143600123-0", started=1732143600.123)
@@ -228,6 +254,17 @@ def test_a_gap_in_the_files_stands_in_the_first_line_too(tmp_path):
     assert (
         verdict == "healthy as far as recorded: no open problem in the 1 recorded step; 4 steps were lost (not written)"
     )
+
+
+def test_a_disk_that_was_full_from_the_start_is_said(tmp_path):
+    """A session without any record says what is missing all the same."""
+    info = RunInfo(session="1732143600123-0", started=1732143600.123)
+    writer = JsonlWriter(tmp_path)
+    writer.open(info)
+    writer.close()
+    with writer.path.open("ab") as file:
+        file.write(LineEncoder(info.session).gap(Gap(1, 5, 5, "No space left on device")))
+    assert summarise(read_run(tmp_path)).verdict == "no step recorded yet: 5 steps were lost (not written)"
 
 
 def test_steps_left_out_on_purpose_are_counted_apart(loop):

@@ -58,7 +58,7 @@ def test_layers_with_an_issue_have_histograms_from_the_step_at_which_requests_ac
         def wait_past(self, step):
             pass
 
-        def has_room(self):
+        def has_room(self, step):
             return True
 
     pace = Pace()

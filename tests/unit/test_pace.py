@@ -35,7 +35,7 @@ class Judge:
         self.pace, self.requests, self.lags = pace, requests, lags
         self.judged = 0
 
-    def has_room(self):
+    def has_room(self, step):
         """There always is."""
         return True
 
