@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gradflow_export import ArgumentError, Exporter, MemoryWriter
-from gradflow_export.engine import backlog
+from gradflow_export.engine import backlog, build
 from gradflow_export.engine.pace import (
     AGAIN_STEPS,
     BURST,
@@ -23,7 +23,7 @@ from gradflow_export.engine.pace import (
     WHOLE_STEPS,
     Pace,
 )
-from gradflow_export.engine.step_timer import OWED_STEPS
+from gradflow_export.engine.step_timer import OWED_STEPS, StepClock
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.schedule import INTERVALS, SETTLING_STEPS, Schedule
 
@@ -313,6 +313,36 @@ def test_late_requests_are_counted_and_a_replay_gives_the_same_bits(monkeypatch)
     assert held + DELAY not in asked(records)
     again, _ = watched(replay=set(asked(records)))
     assert bits(again) == bits(records)
+
+
+@pytest.mark.parametrize("budget", [0.3, 0.03, 0.002])
+def test_a_run_with_a_budget_replayed_from_its_own_records_gives_the_same_bits(monkeypatch, budget):
+    """Of all clocks nothing matters but the two factors, which each record holds: a run that is given them is equal."""
+    records, _ = watched(budget=budget)
+    factors = [(r.value("schedule.spacing"), r.value("schedule.stretch")) for r in records]
+    factors = [(int(spacing), int(stretch)) for spacing, stretch in factors if spacing and stretch]  # the end has none
+    assert len(records) < 260 or budget > 0.1
+
+    class Told(StepClock):
+        """Takes its factors from a list, one pair for each record."""
+
+        number = 0
+        spacing = property(lambda clock: factors[clock.number][0])
+        stretch = property(lambda clock: factors[clock.number][1])
+
+        def lap(self, *args, **settings):
+            """Go on to the next pair."""
+            out = super().lap(*args, **settings)
+            self.number = min(self.number + 1, len(factors) - 1)
+            return out
+
+        def _book(self, *_args, **_settings):
+            pass
+
+    monkeypatch.setattr(build, "StepClock", Told)
+    again, _ = watched(budget=budget)
+    known = len(factors)  # the records after which the factors of the next one are known
+    assert bits(again)[:known] == bits(records)[:known]
 
 
 def test_everything_of_a_step_is_done_within_it():
