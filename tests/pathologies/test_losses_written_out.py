@@ -105,7 +105,8 @@ def test_targets_are_judged_under_any_loss(loss):
     same = run(net(), loss, lambda: (torch.randn(48, 6), torch.zeros(48, dtype=torch.long)))[0]
     assert [issue.issue_type for issue in same.issues] == [IssueType.BAD_TARGETS]
     torch.manual_seed(0)
-    other = run(net(), loss, lambda: (torch.randn(48, 6), torch.randint(3, (48,))), steps=150)[0]
+    # One test in twenty finds a dependence by chance, which the next ones have to outweigh.
+    other = run(net(), loss, lambda: (torch.randn(48, 6), torch.randint(3, (48,))), steps=300)[0]
     assert [issue.issue_type for issue in other.issues] == [IssueType.BAD_TARGETS]
     torch.manual_seed(0)
     assert run(net(), loss, classes, steps=150)[0].issues == ()

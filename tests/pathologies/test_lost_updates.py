@@ -53,5 +53,5 @@ def test_a_short_warm_up_is_no_stagnation():
 
 def test_half_of_a_step_that_is_rounded_away_is_reported_at_medium():
     """Where most entries rest and the large ones move, training is slower than its rate says."""
-    found = issues(0.01, 0.0)
+    found = issues(0.015, 0.0)
     assert [(issue.severity, issue.open) for issue in found] == [(Severity.MEDIUM, True)]
