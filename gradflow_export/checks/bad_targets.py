@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.verdict import own_losses
 from gradflow_export.rules.base import Check, Finding, number
 from gradflow_export.rules.evidence import layers_of, no_better, past, seen
 from gradflow_export.rules.history import History
@@ -30,8 +31,9 @@ class ConstantTargets(Check):
         dataset = list(zip(images, labels))
 
     Not reported:
-        Fewer than 128 targets or 8 batches were read; another network takes part, as in a GAN; the targets are class 0
-        of a contrastive loss, which puts each positive before its negatives.
+        Fewer than 128 targets or 8 batches were read; another network takes part, as in a GAN, or several optimizers
+        have losses of their own; the targets are class 0 of a contrastive loss, which puts each positive before its
+        negatives.
 
     Attributes:
         samples: Minimum number of targets read.
@@ -49,7 +51,7 @@ class ConstantTargets(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the targets seen so far."""
-        for site in layers_of(record, "target.distinct"):
+        for site in () if own_losses(record.get("optimizer.loss")) else layers_of(record, "target.distinct"):
             counts = past(history, "target.distinct", site)
             rows = seen(record, "target.rows", site) or 0.0
             if len(counts) < self.readings or counts.max() > 1 or rows < self.samples:

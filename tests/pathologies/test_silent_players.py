@@ -258,3 +258,31 @@ def test_a_cell_without_a_state_is_told_where_it_has_steps(times):
             optimizer.step()
 
     assert [sites for _, _, sites in found(model, train)] == ([("parts.cell.weight_hh",)] if times > 2 else [])
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_one_answer_that_a_player_asks_for_is_meant(own):
+    """Written out by hand in one module: players want one number of all samples; two parts with one loss should not."""
+    torch.manual_seed(0)
+    maker = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2))
+    critic = nn.Sequential(nn.Linear(2, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+    model = nn.ModuleDict({"maker": maker, "critic": critic})
+    optimizers = [torch.optim.Adam(part.parameters(), 1e-3) for part in (critic, maker)]
+
+    def losses():
+        noise = torch.randn(32, 3)
+        if own:
+            yield (critic(torch.randn(32, 2)) - 1).square().mean() + critic(maker(noise).detach()).square().mean()
+        yield (critic(maker(noise)) - 1).square().mean()
+
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(40):
+            for loss, players in zip(
+                losses(), ([optimizers[:1], optimizers[1:]] if own else [optimizers]), strict=True
+            ):
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                loss.backward()
+                for optimizer in players:
+                    optimizer.step()
+    assert [str(issue.issue_type) for issue in exporter.issues] == ([] if own else ["BAD_TARGETS"])
