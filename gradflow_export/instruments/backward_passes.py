@@ -31,8 +31,8 @@ class Passes:
     A pass counts for an optimizer that steps after it and owns a parameter whose gradient the pass changed, until that
     gradient is cleared, or an optimizer has stepped with it and another pass begins. Which gradients a pass changed is
     known from their version counters before and after it. With one optimizer it is not looked at: all passes since its
-    last step are its own. A gradient counts as cleared when it is ``None`` at the next pass, or when it was written to
-    after an optimizer's step.
+    last step are its own. A gradient counts as cleared when it is ``None`` at the next pass, or on the CPU when it is
+    all zeros, or when it was written to after an optimizer's step.
 
     Args:
         model: Returns the model whose parameters the passes fill in, ``None`` when it is gone.
@@ -246,6 +246,7 @@ class Passes:
         kept = []
         for one in self._waiting:
             live = self._live(one) & standing
+            live[self._gradients.zeroed(np.flatnonzero(live).tolist())] = False
             if live.any():
                 kept.append(one)
                 if one.touched is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
@@ -47,6 +47,15 @@ class GradientStamps:
             self.list_parameters()
             held = self._parameters()
         return [None if p is None else stamp(p.grad) for p in held]
+
+    def zeroed(self, places: Iterable[int]) -> list[int]:
+        """Return which of these parameters hold a gradient of zeros, where no device has to be waited for.
+
+        What is written through ``.data`` changes no stamp.
+        """
+        held = self._parameters()
+        grads = [(place, None if (p := held[place]) is None else p.grad) for place in places]
+        return [place for place, g in grads if type(g) is Tensor and g.is_cpu and not bool(g.any())]
 
     def _parameters(self) -> list[Tensor | None]:
         """Return the model's parameters in order, each once, ``None`` where one is gone."""
