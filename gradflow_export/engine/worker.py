@@ -8,7 +8,6 @@ import os
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,8 +22,8 @@ from gradflow_export.engine.transfer import Bundle
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.metrics.arrays.algebra import use_one_thread
 from gradflow_export.records.ignored import note_of_ignored
-from gradflow_export.records.lost import DROPPED, LostSteps
-from gradflow_export.records.step_record import Gap, Issue, Note, Reading, RunInfo, StepRecord
+from gradflow_export.records.lost import DROPPED, LostCount, LostSteps
+from gradflow_export.records.step_record import Issue, Note, Reading, RunInfo, StepRecord
 from gradflow_export.report.summary import RunSummary
 from gradflow_export.writers.base import Writer
 from gradflow_export.writers.together import WriterSet
@@ -129,10 +128,7 @@ class Worker:
         self._pid = os.getpid()
         self.summary, self.outlets, self.ended_by = RunSummary(info), WriterSet(writers), ""
         self._error: BaseException | None = None
-        self._assembler = Assembler()
-        self._lost: Counter[str] = Counter()
-        self._newest: Gap | None = None  # of what was lost
-        self._told = 0  # how many lost steps the last record tells of
+        self._assembler, self._lost = Assembler(), LostCount()
         self._lock = threading.Lock()
         self._closing = self._gave_up = self._finished = self._unflushed = False
         self.spent = Spent()
@@ -172,20 +168,16 @@ class Worker:
         """What was lost so far."""
         early = {"closed before they were written": self.backlog.taken - self.backlog.done} if self._gave_up else {}
         unwritten = {name: gap.steps for name, gap in self.outlets.lost.items()}
-        return LostSteps({**self._lost, **early}, unwritten, error=self.ended_by)
+        return LostSteps({**self._lost.reasons, **early}, unwritten, error=self.ended_by)
 
     def has_room(self, step: int) -> bool:
         """Return whether a step may be read; one that may not is counted as lost."""
         if self.inherited:  # the step begins a session of this process
             return True
         if self.backlog.full or not self._thread.is_alive():
-            self._lose(step, "writers too slow" if self._thread.is_alive() else ENDED)
+            self._lost.add(step, "writers too slow" if self._thread.is_alive() else ENDED)
             return False
         return True
-
-    def _lose(self, step: int, reason: str) -> None:
-        self._lost[reason] += 1
-        self._newest = Gap(step, step, 1, reason)
 
     def wait_past(self, step: int) -> None:
         """Wait, for a bounded time, until every record up to a step is judged."""
@@ -197,7 +189,7 @@ class Worker:
         if self.inherited:
             self._begin_in_child()
         if self._closing or not self._thread.is_alive():
-            self._lose(bundle.step, ENDED)
+            self._lost.add(bundle.step, ENDED)
         elif threading.current_thread() is self._thread:  # an analyzer that asks for the report ends the open step
             self.backlog.queue.append(bundle)
             self.backlog.taken += 1
@@ -278,10 +270,7 @@ class Worker:
                 break
         if self._assembler.ranks is not None:
             self._assembler.ranks.close()
-        untold, gap = sum(self._lost.values()) - self._told, self._newest
-        if gap is not None:
-            gap = replace(gap, first=min(self.summary.last + 1, gap.last), steps=untold) if untold > 0 else None
-        self.outlets.close(self.ended_by, gap)
+        self.outlets.close(self.ended_by, self._lost.since(self.summary.last))
         self._finished = True
         backlog.move()
 
@@ -296,13 +285,13 @@ class Worker:
                 notes = (*filter(_is_note, bundle.told), *map(note_of_ignored, self._judge.take_ignored()))
                 record = replace(record, issues=issues, notes=notes) if issues or notes else record
                 self.summary.add(record)
-            self._told = int(record.value(DROPPED) or 0)
+            self._lost.note(record)
             for issue in issues:
                 self._on_issue(issue, record.step)
             backlog.judged.append(record)
         except Exception as error:
             backlog.done += 1
-            self._lose(bundle.step, "could not be processed")
+            self._lost.add(bundle.step, "could not be processed")
             self._error = self._error or error
             if self._error is error:
                 _log.warning("gradflow: step %d could not be recorded; training goes on", bundle.step, exc_info=True)
@@ -335,7 +324,7 @@ class Worker:
 
     def _known(self, bundle: Bundle) -> dict[str, float]:
         """Return the memory of the device, and what the worker knows of itself where there is something to tell."""
-        dropped = sum(self.lost_steps.dropped.values()) if self._lost or self._gave_up else 0
+        dropped = sum(self.lost_steps.dropped.values()) if self._lost.reasons or self._gave_up else 0
         own = {DROPPED: float(dropped), "runtime.waited": self.backlog.waited}
         return {**self._device(self.backlog.weigh(bundle)), **{name: value for name, value in own.items() if value}}
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from gradflow_export.records.step_record import StepRecord
+from gradflow_export.records.step_record import Gap, StepRecord
 
 DROPPED = "runtime.dropped"
 
@@ -54,6 +55,37 @@ class LostSteps:
         parts += [] if self.after is None else [f"not closed: steps after {self.after} are unknown"]
         parts += [f"ended by an exception {self.error}"] if self.error else []
         return "; ".join(parts)
+
+
+class LostCount:
+    """Counts steps that are in no record, by reason.
+
+    Attributes:
+        reasons: How many of each.
+    """
+
+    def __init__(self) -> None:
+        self.reasons: Counter[str] = Counter()
+        self._newest: Gap | None = None
+        self._reported = 0
+
+    def add(self, step: int, reason: str) -> None:
+        """Count one."""
+        self.reasons[reason] += 1
+        self._newest = Gap(step, step, 1, reason)
+
+    def note(self, record: StepRecord) -> None:
+        """Take notice of a record, which holds the running total."""
+        self._reported = int(record.value(DROPPED) or 0)
+
+    def since(self, last: int) -> Gap | None:
+        """Return what no record holds, because it was lost after the last of them.
+
+        Args:
+            last: Its step.
+        """
+        count, newest = self.reasons.total() - self._reported, self._newest
+        return replace(newest, first=min(last + 1, newest.last), steps=count) if newest and count > 0 else None
 
 
 def _steps(count: int) -> str:

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import overload
@@ -54,20 +54,16 @@ class Start:
     @property
     def gaps(self) -> Sequence[Gap]:
         """The gaps, less the steps that another file of the session holds, such as its draft; what all lack, once."""
-        found: dict[tuple[int, int, int], Gap] = {}
+        found: dict[tuple[int, int], Gap] = {}
         for part in self.parts:
             own = {step for page in part.pages for step in page.clock}
             for gap in part.gaps:
                 elsewhere = sum(gap.first <= step <= gap.last and step not in own for step in self.owner)
+                first = next((step for step in range(gap.first, gap.last) if step not in self.owner), gap.last)
+                last = next((step for step in range(gap.last, first, -1) if step not in self.owner), first)
                 if elsewhere < gap.steps:
-                    first, last = gap.first, gap.last
-                    while first in self.owner and first < last:
-                        first += 1
-                    while last in self.owner and first < last:
-                        last -= 1
-                    left = replace(gap, first=first, last=last, steps=gap.steps - elsewhere)
-                    found.setdefault((left.first, left.last, left.steps), left)
-        return list(found.values())
+                    found[first, last] = replace(gap, first=first, last=last, steps=gap.steps - elsewhere)
+        return tuple(found.values())
 
 
 class Records(Sequence[StepRecord]):
@@ -214,7 +210,7 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
         tuple(start.name for start in own),
         Records(own),
         skipped,
-        tuple(_gaps(own)),
+        tuple(sorted(_gaps(own), key=lambda gap: gap.first)),
         tuple(other[-1].name for other in histories if other is not whole),
         bool(own) and own[-1].closed,
         _replaced(history),
@@ -256,17 +252,14 @@ def _all_sessions(files: Sequence[Path]) -> tuple[list[Session], int]:
 
 def _gaps(starts: Sequence[Start]) -> Iterator[Gap]:
     """Yield what the sessions of a run say is missing, and what lies between two of them."""
-    before: Start | None = None
+    for before, start in pairwise([start for start in starts if start.owner]):
+        first = min(start.owner)
+        until = min([first, *(gap.first for gap in start.gaps)])
+        known = {*before.owner, *(min(gap.last, first - 1) for gap in before.gaps if gap.first < first)}
+        lost = between(sorted(known), until, before.info and before.info.settings, closed=before.closed)
+        yield from () if lost is None else (lost,)
     for start in starts:
-        own = list(start.gaps)
-        if before is not None and start.owner:
-            first = min(start.owner)
-            until = min([first, *(gap.first for gap in own)])
-            known = {*before.owner, *(min(gap.last, first - 1) for gap in before.gaps if gap.first < first)}
-            lost = between(sorted(known), until, before.info and before.info.settings, closed=before.closed)
-            yield from () if lost is None else (lost,)
-        yield from own
-        before = start if start.owner else before
+        yield from start.gaps
 
 
 def _read(file: Path) -> tuple[Sequence[Session], int]:
