@@ -121,7 +121,6 @@ class TrainingLoop:
             self.instruments.loss.passes.enter()
         else:
             self._read_gradients(step, self._due)
-            self.instruments.clipping.stepping = not self._used.waits
         if self._looks_at(step):
             for look in self._look_before:
                 look(step)

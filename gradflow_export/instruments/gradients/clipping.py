@@ -48,8 +48,7 @@ class ClipCall(Pending):
         places: Numbers of the model's parameters that were given. Shape: ``[n]``.
         limit: The greatest norm that was allowed.
         dtype: Of the total norm, in which the call computed the factor.
-        inside: Whether an optimizer's step made it, whose gradients were read before: in a step of its own class or in
-            a hook before the step.
+        inside: Whether the gradients were read before it: an optimizer's step made it, or a loop without an optimizer.
     """
 
     places: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -82,7 +81,7 @@ class ClippingInstrument:
     Attributes:
         armed: Whether the step is sampled.
         recorded: Whether it makes a record.
-        stepping: Whether an optimizer is stepping whose gradients were read already.
+        stepping: Whether gradients were read that a step is about to use.
     """
 
     def __init__(self, model: Callable[[], nn.Module | None], *, guard: Guard = unguarded) -> None:
@@ -175,8 +174,9 @@ class ClippingInstrument:
                 self._watched = WATCHED_STEPS
 
     def take_back(self) -> None:
-        """Forget what was compared for this step: its gradients are read again."""
+        """Forget what was compared for this step: its gradients are read again, as calls so far have left them."""
         self._parts = []
+        self._calls = [(*call[:3], False) for call in self._calls]
 
     def restrict(self, owned: Owned) -> None:
         """Give out next what concerns the parameters of one optimizer alone."""
@@ -195,9 +195,7 @@ class ClippingInstrument:
             mine = places if owned is None else np.intersect1d(places, owned.where)
             if len(mine):
                 values_of = np.array([float(total)]) if total.is_cpu else total.reshape(1)
-                out.append(
-                    ClipCall(_METRIC, (RUN_SITE,), values_of, None, False, mine, limit, total.dtype, inside)
-                )
+                out.append(ClipCall(_METRIC, (RUN_SITE,), values_of, None, False, mine, limit, total.dtype, inside))
         if owned is None:
             self._calls, self._parts = [], []
         return out
