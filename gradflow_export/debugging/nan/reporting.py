@@ -58,7 +58,7 @@ class Reporting:
     def __init__(self, exporter: Exporter | None) -> None:
         self._exporter = exporter
         self.prevented = self.repaired = self.rewinds = 0
-        self._passing, self._lasting = _Told(), _Told()
+        self._passing, self._lasting = _Reported(), _Reported()
 
     def exporters(self, model: nn.Module) -> list[Exporter]:
         """Return who is notified about a model."""
@@ -118,8 +118,8 @@ class Reporting:
         return out
 
 
-class _Told:
-    """What exporters were told of faults of one sort, until it is over."""
+class _Reported:
+    """What was reported to exporters of one sort of faults, until it is over."""
 
     def __init__(self) -> None:
         self._open: list[tuple[Exporter, Issue]] = []
