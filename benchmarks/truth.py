@@ -381,7 +381,7 @@ class Loop:
                       "phase_change": turned.mean(), "magnitude_change": np.abs(grown).mean(),
                       "changed_share": moved.mean(), "count": float(len(a)), "quiet_share": 0.0}  # fmt: skip
             sizes = np.hypot(across, along)
-            with np.errstate(divide="ignore"):
+            with np.errstate(divide="ignore", invalid="ignore"):
                 logs = np.log(sizes) - np.log(np.median(sizes))
             far = max(6 * 1.4826 * np.median(np.abs(logs)), math.log(20))
             quiet = np.flatnonzero(logs < -far) if np.median(sizes) else np.zeros(0, dtype=int)
