@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gradflow_export import Exporter, MemoryWriter
+from gradflow_export.records.statistics import Ends
 from gradflow_export.records.step_record import Issue, StepRecord
 from gradflow_export.report.card import sparkline
 from gradflow_export.report.trace import Trace
@@ -187,12 +188,13 @@ def play(fault: Fault) -> tuple[list[StepRecord], tuple[Issue, ...]]:
 
 def picture(records: list[StepRecord]) -> str:
     """Return loss and gradient norms as SVG."""
-    trace = Trace()
+    trace, ends = Trace(), Ends()
     for record in records:
         loss = record.value("loss")
         if loss is not None:
             trace.add(record.step, loss)
-    left = sparkline(trace).replace("<svg", '<svg x="10" y="26"')
+            ends.add(loss, record.step)
+    left = sparkline(trace, ends.values).replace("<svg", '<svg x="10" y="26"')
     readings = [r for record in records if (r := record.get("parameter.gradient_norm")) is not None and r.present.any()]
     sites = [(s, float(v)) for s, v in readings[-1].as_dict().items() if s.endswith("weight") and v is not None]
     logs = [math.log10(v) if math.isfinite(v) and v > 0 else None for _, v in sites]

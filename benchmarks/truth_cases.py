@@ -439,7 +439,8 @@ def skipped() -> Case:
             if torch.equal(before, model.weight):  # such a step has no record
                 times += 1
             else:
-                told.append({"runtime.skipped": {RUN: float(times)}} if times else {})
+                scale = {"gradient.loss_scale": {RUN: 1024.0 if number < 2 else 512.0}}
+                told.append(scale | ({"runtime.skipped": {RUN: float(times)}} if times else {}))
     return joined(memory, told)
 
 

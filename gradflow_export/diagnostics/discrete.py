@@ -59,11 +59,11 @@ class DiscreteUpdateAnalyzer:
                 self._latest[name] = reading
                 for value in reading.values[reading.present]:
                     self._scores[name].add(float(value))
-        updates = record.get("parameter.update_norm")
-        if updates is not None:
-            for site, value in updates.as_dict().items():
-                if value is not None:
-                    self._moved.setdefault(site, deque(maxlen=FREQUENCY_WINDOW)).append(value != 0)
+        changed = _values(record, "parameter.changed")
+        for site, norm in _values(record, "parameter.update_norm").items():
+            # The norm may be that of a sample, which rests where other entries move; a checksum is of all entries.
+            moved = norm != 0 or changed.get(site, 0.0) > 0
+            self._moved.setdefault(site, deque(maxlen=FREQUENCY_WINDOW)).append(moved)
         self._add_passed(record)
 
     def _add_passed(self, record: StepRecord) -> None:

@@ -7,12 +7,13 @@ import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.engine.analyses import Analyses, Clues
+from gradflow_export.engine.clip_factors import before_clipping, clip_inside
 from gradflow_export.engine.discrete_totals import discrete_totals, rate_effectiveness
 from gradflow_export.engine.transfer import Bundle, spread
 from gradflow_export.hooks.readings import Clue, Pending, Sample
@@ -23,7 +24,7 @@ from gradflow_export.metrics.noise import NoiseScale
 from gradflow_export.metrics.outputs import ranks
 from gradflow_export.records.column import Column
 from gradflow_export.records.evidence import Evidence, evidence_of
-from gradflow_export.records.statistics import median
+from gradflow_export.records.statistics import median, root_of_squares
 from gradflow_export.records.step_record import RUN_SITES, Histogram, Reading, to_float32
 
 Floats = npt.NDArray[np.float64]
@@ -75,6 +76,7 @@ class Assembler:
             _drop_skipped(columns)
         _drop_undefined(columns)
         _divide_by_scale(columns)
+        clip_inside(columns, clips)
         joined = [] if self.ranks is None else self.ranks.join(bundle.step, columns, bundle.layouts)
         readings = [
             Reading.run(metric, float(c.values[0]))
@@ -101,7 +103,7 @@ class Assembler:
     ) -> Iterator[Reading]:
         scale, first, whole = (columns.get(f"gradient.{n}") for n in ("clip_scale", "first_norm", "norm_before_clip"))
         left = None if scale is None else float(scale.values[0])
-        before = _before_clipping(columns.get(_NORM), clips)
+        before = before_clipping(columns.get(_NORM), clips)
         if before is not None and left is None and whole is None:
             left = before.used / before.whole if before.whole > 0 else 1.0
             yield Reading.run("gradient.norm_before_clip", before.whole)
@@ -142,30 +144,6 @@ class Assembler:
             return
         for place, name in enumerate(("effective_rank", "stable_rank", "rank_rows")):
             yield Reading.of(f"block.{name}", list(found), [values[place] for values in found.values()])
-
-
-class _Unclipped(NamedTuple):
-    """Norm of all gradients before clipping and after it, and what was left of each parameter, where that is known."""
-
-    whole: float
-    used: float
-    factors: Floats | None = None
-
-
-def _before_clipping(norms: Column | None, clips: Sequence[tuple[ClipCall, float]]) -> _Unclipped | None:
-    """Return what torch's clipping did; ``None`` without a call."""
-    if norms is None or not clips or not norms.present.any():
-        return None
-    used = root_of_squares(norms.values[norms.present])
-    broken = [total for _, total in clips if not math.isfinite(total)]
-    if broken:
-        return _Unclipped(broken[0], used)
-    factors = np.ones(len(norms.sites))
-    for call, total in clips:
-        factors[call.places[call.places < len(factors)]] *= call.factor(total)
-    if not factors[norms.present].all():  # clipped to 0: what was there is lost
-        return None
-    return _Unclipped(root_of_squares(norms.values[norms.present] / factors[norms.present]), used, factors)
 
 
 def _players(bundle: Bundle, norms: Column | None) -> Iterator[Reading]:
@@ -364,14 +342,6 @@ def _error_of_root(norms: Floats, errors: Floats) -> float:
     if not (total > 0 and math.isfinite(total)):
         return 0.0
     return float(np.linalg.norm(np.square(norms / total) * errors))
-
-
-def root_of_squares(norms: Floats) -> float:
-    """Return ``(sum n^2)^(1/2)`` without overflow or underflow; NaN or Inf when a norm is. Shape of norms: ``[n]``."""
-    greatest = float(np.maximum.reduce(norms)) if norms.size else 0.0
-    if greatest == 0.0 or not math.isfinite(greatest):
-        return greatest
-    return greatest * math.sqrt(float(np.add.reduce(np.square(norms / greatest))))
 
 
 def histogram_of(metric: str, site: str, entries: npt.NDArray[np.floating]) -> Histogram:

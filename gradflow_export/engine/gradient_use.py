@@ -53,6 +53,7 @@ class UsedGradients:
         self._gradients.read(step, statistics="statistics" in due, histograms="histograms" in due, later=later)
         if not self._gradients.waits:
             self._judge(step, stepped=False)
+            self._clipping.stepping = not step.closure
 
     def take_back(self, optimizer: object) -> None:
         """Forget what was read and compared of an optimizer in this step."""

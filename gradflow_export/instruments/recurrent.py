@@ -198,6 +198,7 @@ class _Read:
         sizes: Sequences that are still going at each step.
         features: Width of the input.
         length: Steps of the longest sequence.
+        batch: Sequences of the call, of which a few are copied.
         states: States before the call. Shape of each: ``[layers * directions, sequences, width]``.
     """
 
@@ -205,13 +206,15 @@ class _Read:
     sizes: tuple[int, ...]
     features: int
     length: int
+    batch: int
     states: tuple[Tensor, ...]
 
     def within(self, room: int) -> tuple[CallLayout, list[Tensor]]:
         """Return the layout of at most ``room`` steps, and their tensors."""
         room = max(room, 0)
         inputs = [self.inputs[0][:room]] if self.inputs[0].dim() == 3 else list(self.inputs[:room])
-        layout = CallLayout(self.sizes[:room], self.features, tuple(tuple(state.shape) for state in self.states))
+        shapes = tuple(tuple(state.shape) for state in self.states)
+        layout = CallLayout(self.sizes[:room], self.features, shapes, self.batch)
         return layout, [*inputs, *self.states]
 
 
@@ -224,6 +227,7 @@ def _read_call(known: _Known, inputs: Any, state: Any) -> _Read | None:
         if inputs.sorted_indices is not None:
             states = tuple(each.index_select(1, inputs.sorted_indices[: known.sequences]) for each in states)
         sizes = tuple(map(int, inputs.batch_sizes[: known.steps]))
+        batch = sizes[0] if sizes else 0
         starts = (0, *accumulate(sizes))
         sizes = tuple(min(size, known.sequences) for size in sizes)
         given = tuple(inputs.data[start : start + size] for start, size in zip(starts, sizes, strict=False))
@@ -240,12 +244,12 @@ def _read_call(known: _Known, inputs: Any, state: Any) -> _Read | None:
         if known.cell:
             inputs = inputs.unsqueeze(0)
             states = tuple(each.unsqueeze(0) for each in states)
-        given = (inputs[: known.steps, : known.sequences],)
+        given, batch = (inputs[: known.steps, : known.sequences],), inputs.shape[1]
         sizes = (given[0].shape[1],) * given[0].shape[0]
         features, length = inputs.shape[-1], inputs.shape[0]
     if not sizes or sizes[0] == 0:
         return None
-    return _Read(given, sizes, features, length, tuple(each[:, : known.sequences] for each in states))
+    return _Read(given, sizes, features, length, batch, tuple(each[:, : known.sequences] for each in states))
 
 
 def _weights(known: _Known, module: nn.Module) -> _Taken | None:

@@ -127,11 +127,17 @@ def quiet_share(sizes: Tensor, deviations: float = 6.0, factor: float = 20.0) ->
 
     Source: modified z-score with the median absolute deviation, Iglewicz and Hoaglin 1993.
     """
-    logs = sizes.log()
-    centre = logs.median()
-    spread = 1.4826 * (logs - centre).abs().nan_to_num(nan=0.0, posinf=math.inf).median()
+    logs, centre = sizes.log(), _median(sizes).log()
+    spread = 1.4826 * _median((logs - centre).abs().nan_to_num(nan=0.0, posinf=math.inf))
     limit = torch.maximum(deviations * spread, torch.full_like(spread, math.log(factor)))
-    return ((centre > -math.inf) & (logs < centre - limit)).to(sizes.dtype).mean()
+    known = sizes.isfinite().all() & (centre > -math.inf)
+    return (known & (logs < centre - limit)).to(sizes.dtype).mean()
+
+
+def _median(values: Tensor) -> Tensor:
+    """Return the middle value, or the mean of the two in the middle, as NumPy does. Shape: scalar."""
+    ordered, count = values.sort().values, len(values)
+    return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
 
 
 def correlations(phase: Tensor, magnitude: Tensor) -> Tensor:

@@ -294,18 +294,19 @@ def _push(steps: Sequence[Step], directions: Floats, ends: Sequence[int]) -> tup
     return directions, grown
 
 
-def dynamics(chains: Sequence[Sequence[Step]], lengths: Sequence[Sequence[int]]) -> Dynamics:
+def dynamics(chains: Sequence[Sequence[Step]], lengths: Sequence[Sequence[int]], batch: int = 0) -> Dynamics:
     """Measure what the one-step Jacobians of a layer do along sampled sequences.
 
     Args:
         chains: Steps of each group of sequences, all of one layer and at least one of them not empty.
         lengths: For each group, steps of each of its sequences.
+        batch: Of how many sequences these are some; 0 for no others.
 
     Source: Pascanu et al. 2013, arXiv:1211.5063; Roy and Vetterli 2007, EUSIPCO.
     """
     places = [
-        (step, row)
-        for steps, ends in zip(chains, lengths, strict=True)
+        (step, row, (group, row))
+        for group, (steps, ends) in enumerate(zip(chains, lengths, strict=True))
         for time, step in enumerate(steps)
         for row, end in enumerate(ends)
         if end > time
@@ -316,7 +317,7 @@ def dynamics(chains: Sequence[Sequence[Step]], lengths: Sequence[Sequence[int]])
     spaced = (np.arange(count) + 0.5) * len(places) / count
     chosen = sorted({int(place) for place in spaced})
     radii, norms, ranks = [], [], []
-    for step, row in (places[place] for place in chosen):
+    for step, row, _ in (places[place] for place in chosen):
         jacobian = step.jacobian(row)
         if not np.isfinite(jacobian).all():
             radii, norms, ranks = [math.nan], [math.nan], [math.nan]
@@ -328,14 +329,37 @@ def dynamics(chains: Sequence[Sequence[Step]], lengths: Sequence[Sequence[int]])
             ranks.append(rank_of_spectrum(singular))
         else:
             norms.append(spectral_norm(jacobian))
+    owners = [places[place][2] for place in chosen]
     return Dynamics(
         median(np.array(radii)),
         median(np.array(norms)),
         largest_lyapunov(chains, lengths),
         median(np.array(ranks)) if ranks else math.nan,
         dimension,
-        *(error_of_median(np.array(values), len(places)) for values in (radii, norms, ranks)),
+        *(_error(np.array(values), owners, len(places), batch) for values in (radii, norms, ranks)),
     )
+
+
+def _error(values: Floats, owners: Sequence[tuple[int, int]], whole: int, batch: int) -> float:
+    """Return the standard error of the median of states of some sequences, as a share of it.
+
+    Args:
+        values: One for each state; a single NaN where one is not finite. Shape: ``[n]``.
+        owners: The sequence of each.
+        whole: How many states these sequences have.
+        batch: Of how many sequences these are some.
+
+    Source: Cochran 1977, Sampling Techniques, section 10.3: sampling in two stages.
+    """
+    error, centre = error_of_median(values, whole), median(values) if len(values) else math.nan
+    every = sorted(set(owners))
+    if len(every) >= batch or len(values) < max(len(owners), 2) or not centre > 0:
+        return error
+    own = [median(np.array([v for v, owner in zip(values, owners, strict=True) if owner == one])) for one in every]
+    # Of a single sequence nothing shows how far others are from it, but how far its states are from each other.
+    apart = np.array(own) if len(own) > 1 else values
+    between = float(apart.std(ddof=1)) * math.sqrt((1.0 - len(every) / batch) / len(every))
+    return math.hypot(error, between / centre)
 
 
 def error_of_median(values: Floats, whole: int) -> float:

@@ -34,11 +34,13 @@ class CallLayout:
         sizes: Sequences that are still going at each step, falling.
         features: Width of the input.
         states: Shapes of the states before the call, ``[layers * directions, batch, width]`` each; empty when zero.
+        batch: Sequences of the call, those that were not copied too.
     """
 
     sizes: tuple[int, ...]
     features: int
     states: tuple[Shape, ...]
+    batch: int = 0
 
     @property
     def lengths(self) -> list[int]:
@@ -85,10 +87,11 @@ class Unrolled:
         with np.errstate(over="ignore", invalid="ignore"):
             sequences = list(_sequences(calls, self.directions))
             length = self.uncopied + max(sum(len(call.layout.sizes) for call in sequence) for sequence in sequences)
+            batch = sum(sequence[0].layout.batch for sequence in sequences)
             runs = [_run(layers, self.directions, sequence) for sequence in sequences]
             for place, layout in enumerate(self.layers):
                 chains, lengths = zip(*(each[place] for each in runs), strict=True)
-                for name, value in _values(dynamics(chains, lengths), length).items():
+                for name, value in _values(dynamics(chains, lengths, batch), length).items():
                     out.setdefault(f"recurrent.{name}", {})[layout.site] = value
         return out
 

@@ -200,6 +200,14 @@ def spread_of(steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> 
     )
 
 
+def root_of_squares(norms: npt.NDArray[np.float64]) -> float:
+    """Return ``(sum n^2)^(1/2)`` without overflow or underflow; NaN or Inf when a norm is. Shape of norms: ``[n]``."""
+    greatest = float(np.maximum.reduce(norms)) if norms.size else 0.0
+    if greatest == 0.0 or not math.isfinite(greatest):
+        return greatest
+    return greatest * math.sqrt(float(np.add.reduce(np.square(norms / greatest))))
+
+
 ENDS = 5
 """Readings at either end whose median counts."""
 

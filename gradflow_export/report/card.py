@@ -36,13 +36,18 @@ def card(summary: RunSummary, place: str, command: str) -> str:
         'max-width:860px;font:13px/1.5 system-ui,sans-serif">'
         '<div style="display:flex;justify-content:space-between;gap:16px">'
         f"<div><b>GradFlow: {escape(str(said))}</b>"
-        f'<div style="opacity:.7">{escape(about)}</div></div>{sparkline(summary.trace)}</div>{issues}'
+        f'<div style="opacity:.7">{escape(about)}</div></div>{sparkline(summary.trace, summary.loss)}</div>{issues}'
         f'<div style="margin-top:6px;opacity:.7">{escape(command)}</div></div>'
     )
 
 
-def sparkline(trace: Trace) -> str:
-    """Return the loss as a small picture in SVG; empty below two finite points. What is not finite leaves a gap."""
+def sparkline(trace: Trace, ends: tuple[float, float] | None = None) -> str:
+    """Return the loss as a small picture in SVG; empty below two finite points. What is not finite leaves a gap.
+
+    Args:
+        trace: The loss over all steps.
+        ends: The first and the last loss, as the verdict states them; ``None`` where there are too few to state them.
+    """
     finite = [value for value in trace.values if math.isfinite(value)]
     if len(finite) < 2:
         return ""
@@ -52,10 +57,10 @@ def sparkline(trace: Trace) -> str:
         f'<polyline points="{points}" fill="none" stroke="#1a73e8" stroke-width="1.5"/>'
         for points in _runs(trace, low, scale, WIDTH / last)
     )
+    label = "loss" if ends is None else f"loss from {ends[0]:.4g} to {ends[1]:.4g}"
     return (
-        f'<svg width="{WIDTH}" height="{HEIGHT}" role="img" style="flex:none" '
-        f'aria-label="loss from {finite[0]:.4g} to {finite[-1]:.4g}">'
-        f"<title>loss from {finite[0]:.4g} to {finite[-1]:.4g}</title>{lines}</svg>"
+        f'<svg width="{WIDTH}" height="{HEIGHT}" role="img" style="flex:none" aria-label="{label}">'
+        f"<title>{label}</title>{lines}</svg>"
     )
 
 

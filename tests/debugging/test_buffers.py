@@ -141,6 +141,20 @@ def test_an_issue_stays_open_while_a_buffer_is_broken(policy):
     assert all("1.running_mean" in result["still_broken"][0] for result in told)
 
 
+@pytest.mark.parametrize("policy", ACTING)
+def test_a_first_batch_of_nan_leaves_an_issue_about_its_buffers_open(policy):
+    """Rules report the NaN of that step and heal; the buffers that nobody can repair are an issue of their own."""
+    torch.manual_seed(0)
+    model = MODELS["batch normalisation"]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    open_ones, found = issues_of(model, policy, lambda manager: train(model, manager, optimizer, {0}))
+    assert not is_finite(model)
+    assert len(found) == 2
+    assert [issue.layer for issue in open_ones] == ["1.running_var"]
+    assert open_ones[0].message.startswith("the buffers 1.running_var hold NaN")
+    assert "reset_running_stats()" in open_ones[0].advice
+
+
 @pytest.mark.parametrize("policy", ["zero", "clamp"])
 def test_an_issue_heals_when_buffers_are_repaired(policy):
     """Where repair was enough the issue is over after some finite steps."""

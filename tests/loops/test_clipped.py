@@ -194,6 +194,75 @@ def test_inside_a_closure(watching, recorded):
     assert [r.value("gradient.norm_before_clip") for r in recorded(exporter)] == pytest.approx(seen, rel=1e-5)
 
 
+class Clipping(torch.optim.SGD):
+    """Clips in its own step, and clears the gradients there."""
+
+    def step(self, closure=None):
+        self.before(self, (), {})
+        out = super().step(closure)
+        self.after()
+        return out
+
+
+@pytest.mark.parametrize("inside", ["a hook before the step", "a step of its own", "one that clears gradients"])
+@pytest.mark.parametrize("clip", ["norm", "layer by layer", "twice", "norm, not reached"])
+def test_inside_the_step(clip, inside, watching, recorded):
+    """Where the step itself clips, what was read before it is multiplied by what the calls leave of it."""
+    model, seen, greatest = network(), [], []
+
+    def clipping(*_step):
+        seen.append(total(model.parameters()))
+        HOW[clip](model)
+        greatest.append((total(model.parameters()), max(float(p.grad.abs().max()) for p in model.parameters())))
+
+    if inside == "a hook before the step":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        optimizer.register_step_pre_hook(clipping)
+    else:
+        optimizer = Clipping(model.parameters(), lr=0.01)
+        optimizer.before = clipping
+        optimizer.after = optimizer.zero_grad if inside == "one that clears gradients" else lambda: None
+    exporter = watching(model, intervals=SELDOM | {"statistics": 1})
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randn(8, 6)).square().mean().backward()
+        optimizer.step()
+    for record, before, (after, largest) in zip(recorded(exporter), seen, greatest, strict=True):
+        assert record.value("gradient.norm_before_clip") == pytest.approx(before, rel=1e-5), record.step
+        assert record.value("gradient.total_norm") == pytest.approx(after, rel=1e-5), record.step
+        assert record.value("gradient.clip_scale") == pytest.approx(after / before, rel=1e-5), record.step
+        assert record.get("parameter.gradient_linf").values.max() == pytest.approx(largest, rel=1e-5), record.step
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("passes", [1, 3])
+def test_without_an_optimizer(passes, told, watching, recorded):
+    """Gradients that are read when a backward pass is over are not clipped yet; those read at ``step()`` are."""
+    model, seen = network(), []
+    exporter = watching(model, intervals=SELDOM)
+    for _ in range(STEPS):
+        for p in model.parameters():
+            p.grad = None
+        for _ in range(passes):
+            loss = model(torch.randn(8, 6)).square().mean()
+            exporter.observe(loss=loss)
+            loss.backward()
+        before = total(model.parameters())
+        layer_by_layer(model)
+        seen.append((before, total(model.parameters())))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.sub_(0.01 * p.grad)
+        if told:
+            exporter.step()
+    known = [record for record in recorded(exporter) if record.value("gradient.total_norm") is not None]
+    assert len(known) >= STEPS - 1  # of the first step nobody knows before it that no optimizer will come
+    for record in known:
+        before, after = seen[record.step - 1]
+        assert record.value("gradient.norm_before_clip") == pytest.approx(before, rel=1e-5), record.step
+        assert record.value("gradient.total_norm") == pytest.approx(after, rel=1e-5), record.step
+
+
 @pytest.mark.parametrize("together", [True, False])
 def test_of_several_optimizers(together, watching, recorded):
     """The record's norm is that of all its optimizers' gradients, clipped at once or each on its own."""

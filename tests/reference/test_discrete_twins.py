@@ -13,6 +13,7 @@ from torch import nn
 from gradflow_export import Exporter, MemoryWriter
 from gradflow_export.engine.discrete_totals import discrete_totals
 from gradflow_export.instruments.discrete.expected_update import meant_update
+from gradflow_export.instruments.discrete.node_history import small
 from gradflow_export.metrics.arrays.samples import row_sample
 from gradflow_export.metrics.discrete import SCORES, signal_to_noise, update_scores
 from gradflow_export.metrics.phase import (
@@ -198,8 +199,8 @@ def test_nodes_without_a_gradient_do_not_correlate():
 def quiet_twin(sizes):
     """Return the share of sizes far below the median, by plain loops."""
     logs = [math.log(s) if s > 0 else -math.inf for s in sizes]
-    centre = sorted(logs)[(len(logs) - 1) // 2]
-    spread = 1.4826 * sorted(abs(x - centre) for x in logs)[(len(logs) - 1) // 2]
+    centre = math.log(median(sizes))
+    spread = 1.4826 * median(abs(x - centre) for x in logs)
     return sum(x < centre - max(6 * spread, math.log(20)) for x in logs) / len(logs)
 
 
@@ -208,6 +209,17 @@ def test_quiet_nodes_equal_the_twin(sizes):
     """One node far below its layer's median is told, one that is a little below is not."""
     assert quiet_share(torch.tensor(sizes, dtype=torch.float64)).item() == pytest.approx(quiet_twin(sizes))
     assert median(sizes) > 0
+
+
+@pytest.mark.parametrize("count", [6, 7, 8, 31])
+def test_as_many_nodes_are_quiet_as_are_named(count):
+    """The share and the names come from different places, and from one rule: also where a node is on the edge."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        sizes = np.exp(rng.normal(0, rng.uniform(0, 1), count))
+        sizes[0] = np.median(sizes) * np.exp(-rng.uniform(2.5, 5))
+        named = list(small(sizes))
+        assert quiet_share(torch.from_numpy(sizes)).item() == pytest.approx(len(named) / count)
 
 
 def test_nodes_of_a_silent_layer_are_not_unusual():

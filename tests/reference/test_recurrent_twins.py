@@ -255,6 +255,34 @@ def test_the_exponent_is_that_of_the_whole_product():
             assert largest_lyapunov([steps], [[60]]) == pytest.approx(math.log(norm) / 60, abs=0.05), kind
 
 
+def test_the_stated_error_is_that_of_the_whole_batch():
+    """States of one sequence are alike: what four of 32 sequences say is off by what tells sequences apart, too."""
+    off, alone = [], []
+    for seed in range(40):
+        torch.manual_seed(seed)
+        layer = layer_of(nn.GRU(3, 5).double())
+        inputs = (torch.randn(12, 32, 3) * 3 * torch.rand(32, 1)).double().numpy()
+        every = run(layer, inputs, np.zeros((32, 5)), [12] * 32)
+        true = np.median([np.abs(np.linalg.eigvals(step.jacobian(row))).max() for step in every for row in range(32)])
+        few = run(layer, inputs[:, :4], np.zeros((4, 5)), [12] * 4)
+        for batch, out in ((32, off), (4, alone)):
+            found = dynamics([few], [[12] * 4], batch)
+            out.append((found.spectral_radius - true) / (true * found.radius_error))
+    size, before = (float(np.sqrt(np.mean(np.square(each)))) for each in (off, alone))
+    assert 0.5 < size < 1.8 < 2.2 < before, (size, before)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_error_is_zero_only_where_every_sequence_was_taken(packed):
+    """Nine short sequences have no more states than are looked at in four of them."""
+    for count in (4, 9):
+        module = nn.GRU(3, 5)
+        inputs = torch.randn(6, count, 3)
+        given = pack_sequence(list(inputs.unbind(1))) if packed else inputs
+        found = captured(module, lambda module=module, given=given: module(given))
+        assert (found["recurrent.spectral_radius_error", "GRU"] > 0) == (count > 4)
+
+
 def test_spectral_radius_of_known_matrices():
     """A complex pair, a non-normal block, zero, and Gaussian matrices agree with algebra and NumPy."""
     rotation = 0.9 * np.array([[math.cos(1), -math.sin(1)], [math.sin(1), math.cos(1)]])

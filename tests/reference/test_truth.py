@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gradflow_export.records.catalog import CATALOG
+from gradflow_export.records.step_record import Reading, StepRecord
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,10 +29,21 @@ def test_every_metric_stands_on_the_page():
 
 @pytest.mark.parametrize(
     "only",
-    ["dense, AdamW", "long table, Adam", "many predictions", "clipped layer", "gradient scaler that", "two heads"],
-)
+    ["dense, AdamW", "long table, Adam", "many predictions", "clipped layer", "gradient scaler that", "two heads",
+     "sparse, rows", "AMP, rows", "several optimizers, path", "shared parameter, grids"],
+)  # fmt: skip
 def test_records_say_what_float64_says(truth, only):
-    """No value is off by more than 1e-5, nor an estimate by more than it states."""
+    """No value is off by more than 1e-5, nor an estimate by more than it states, and none is missing."""
     worst = truth.measure(only)
     assert worst.metrics
     assert [metric for metric in worst.metrics if worst.off(metric)] == []
+    assert not worst.absent
+
+
+def test_what_a_record_lacks_is_not_passed_over(truth):
+    """A metric that should be there and is not, and one that is there and is compared nowhere, are both told."""
+    worst, record = truth.Worst(), StepRecord(3, 1.0, (Reading.run("loss", 1.0), Reading.run("gain.depth", 2.0)))
+    worst.note("a loop", {"AMP"}, record, {"loss": {"": 1.0}, "gain.slope": {"": 0.5}})
+    assert worst.absent == {"gain.slope": "a loop, step 3"}
+    assert worst.uncompared("gain.depth") == ["AMP"]
+    assert worst.uncompared("loss") == []

@@ -22,6 +22,7 @@ from gradflow_export import (
     StorageError,
     create_modular_train_context,
 )
+from gradflow_export.records.step_record import Reading, StepRecord
 
 BASIC_USAGE = """
 from gradflow_export import create_modular_train_context
@@ -326,6 +327,18 @@ def test_diagnostics_can_read_an_exporter_that_exists():
     diagnostics.close()
     assert diagnostics.get_diagnostic_summary()["discrete_update_analysis"]["samples"] == 3
     exporter.close()
+
+
+def test_a_sample_that_rests_is_no_parameter_that_does():
+    """Of a long table a few rows move, and the entries that are looked at may be others: the checksum is of all."""
+    analyzer = DiscreteUpdateAnalyzer()
+    for step in range(1, 5):
+        readings = (
+            Reading.of("parameter.update_norm", ["table", "head"], [0.0, 0.0]),
+            Reading.of("parameter.changed", ["table", "head"], [None if step == 1 else 1.0, 0.0]),
+        )
+        analyzer.add(StepRecord(step, 1.0, readings))
+    assert analyzer.summary()["update_frequency"] == {"table": 0.75, "head": 0.0}
 
 
 def test_updates_can_be_compared_by_hand():

@@ -52,6 +52,23 @@ def test_a_trace_keeps_the_mean(values):
         assert value == pytest.approx(sum(part) / len(part), abs=1e-6)
 
 
+@pytest.mark.parametrize("count", [1, 9, 10, 300])
+def test_the_picture_has_the_first_and_the_last_loss_of_the_verdict(count):
+    """One odd batch at either end does not change what is said; too few losses have no ends."""
+    summary = RunSummary()
+    for step in range(1, count + 1):
+        odd = 50.0 if step in (1, count) else 0.0
+        summary.add(StepRecord(step, 1.0, (Reading.run("loss", 3.0 - step / 200 + odd),)))
+    text = card(summary, "", "gradflow report")
+    if count < 10:
+        assert "loss from" not in text
+        return
+    first, last = summary.loss
+    assert f"<title>loss from {first:.4g} to {last:.4g}</title>" in text
+    assert f"from {first:.4g} to {last:.4g}" in summary.verdict
+    assert max(first, last) < 4
+
+
 def test_names_on_the_card_are_text():
     """A layer or class with markup in its name is shown as it is called."""
     summary = RunSummary(RunInfo("1-0", 1.0, "<b>Net</b>", 10))

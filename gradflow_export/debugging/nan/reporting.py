@@ -37,6 +37,7 @@ _DONE: Mapping[str, str] = MappingProxyType(
 _ADVICE: Mapping[str, str] = MappingProxyType(
     {
         "input": "look where such batches are made, and leave them out: if not torch.isfinite(x).all(): continue.",
+        "buffers": "set them anew, as reset_running_stats() of a BatchNorm does, and leave out batches that hold NaN.",
         "weights": "restart from a checkpoint with finite weights and a smaller learning rate, or use policy 'rewind'.",
         "forward": "look at what this module computes: float16 overflows above 65504, log, sqrt and divisions need "
         "clamp_min(1e-8).",
@@ -57,8 +58,7 @@ class Reporting:
     def __init__(self, exporter: Exporter | None) -> None:
         self._exporter = exporter
         self.prevented = self.repaired = self.rewinds = 0
-        self._open: list[tuple[Exporter, Issue]] = []
-        self._well = 0
+        self._passing, self._lasting = _Reported(), _Reported()
 
     def exporters(self, model: nn.Module) -> list[Exporter]:
         """Return who is notified about a model."""
@@ -83,7 +83,7 @@ class Reporting:
             origin: Where it began.
             named: Parameters that had a gradient.
             clipped: What clipping did.
-            lasting: What is broken although this step is not; it keeps an issue open.
+            lasting: What is broken although this step is not; it keeps an issue of its own open.
         """
         self.prevented += outcome.prevented
         self.repaired += outcome.action in {"zero", "clamp"}
@@ -93,19 +93,8 @@ class Reporting:
             readings = [*origin.readings, *self._readings(faults, named, clipped)]
             for exporter in exporters:
                 note(exporter, readings)
-        if faults or lasting:
-            self._well = 0
-            for exporter in exporters:
-                if all(other is not exporter for other, _ in self._open):
-                    issue = _issue([*faults, *lasting], outcome, origin, exporter.current_step)
-                    self._open.append((exporter, issue))
-                    exporter.add_issue(issue)
-        elif self._open:
-            self._well += 1
-            if self._well >= HEALS_AFTER:
-                for exporter, issue in self._open:
-                    exporter.add_issue(replace(issue, healed_step=exporter.current_step))
-                self._open.clear()
+        self._passing.take(faults, exporters, outcome, origin)
+        self._lasting.take(lasting, exporters, Outcome(), Origin())
 
     def _readings(
         self, faults: Sequence[Fault], named: Sequence[tuple[str, Tensor]], clipped: Clipped | None
@@ -129,6 +118,28 @@ class Reporting:
         return out
 
 
+class _Reported:
+    """What was reported to exporters of one sort of faults, until it is over."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[Exporter, Issue]] = []
+        self._well = 0
+
+    def take(self, faults: Sequence[Fault], exporters: Sequence[Exporter], outcome: Outcome, origin: Origin) -> None:
+        """Report faults, at each step that has them: a rule that has said the same may have healed since."""
+        self._well = 0 if faults else self._well + 1
+        for exporter in exporters if faults else ():
+            known = next((issue for other, issue in self._open if other is exporter), None)
+            issue = known or _issue(faults, outcome, origin, exporter.current_step)
+            if known is None:
+                self._open.append((exporter, issue))
+            exporter.add_issue(issue)
+        if self._well >= HEALS_AFTER:
+            for exporter, issue in self._open:
+                exporter.add_issue(replace(issue, healed_step=exporter.current_step))
+            self._open.clear()
+
+
 def _run(metric: str, value: float) -> Pending:
     return Pending(metric, (RUN_SITE,), torch.tensor([float(value)], dtype=torch.float64, device="cpu"))
 
@@ -136,7 +147,8 @@ def _run(metric: str, value: float) -> Pending:
 def _issue(faults: Sequence[Fault], outcome: Outcome, origin: Origin, step: int) -> Issue:
     layers = origin.sites or next((fault.parameters for fault in faults if fault.parameters), ()) or (RUN_SITE,)
     begins = f"; it begins {origin.words}" if origin.words else ""
-    broken = any(fault.kind in {"broken_weights", "broken_state", "broken_buffers"} for fault in faults)
+    kinds = {fault.kind for fault in faults}
+    broken = "weights" if kinds & {"broken_weights", "broken_state"} else "buffers" if "broken_buffers" in kinds else ""
     return Issue(
         IssueType.NUMERICAL,
         Severity.CRITICAL,
@@ -145,7 +157,7 @@ def _issue(faults: Sequence[Fault], outcome: Outcome, origin: Origin, step: int)
         float(sum(map(sum, (fault.entries for fault in faults))) or len(faults)),
         0.0,
         f"{' and '.join(fault.message for fault in faults)}{begins}; {_done(outcome)}.",
-        _ADVICE[origin.kind or ("weights" if broken else "backward")],
+        _ADVICE[origin.kind or broken or "backward"],
         layers,
         cause=f"{origin.words.removeprefix('in ')}, step {step}" if origin.words else "",
     )

@@ -48,11 +48,13 @@ class ClipCall(Pending):
         places: Numbers of the model's parameters that were given. Shape: ``[n]``.
         limit: The greatest norm that was allowed.
         dtype: Of the total norm, in which the call computed the factor.
+        inside: Whether the gradients were read before it: an optimizer's step made it, or a loop without an optimizer.
     """
 
     places: Places = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     limit: float = 0.0
     dtype: torch.dtype = torch.float64
+    inside: bool = False
 
     def factor(self, total: float) -> float:
         """Return what the gradients were multiplied by."""
@@ -79,6 +81,7 @@ class ClippingInstrument:
     Attributes:
         armed: Whether the step is sampled.
         recorded: Whether it makes a record.
+        stepping: Whether gradients were read that a step is about to use.
     """
 
     def __init__(self, model: Callable[[], nn.Module | None], *, guard: Guard = unguarded) -> None:
@@ -90,11 +93,11 @@ class ClippingInstrument:
         self._last: Tensor | None = None
         self._watched = self._writes = 0
         self._parts: list[tuple[Tensor, ...]] = []
-        self._calls: list[tuple[Places, float, Tensor]] = []
+        self._calls: list[tuple[Places, float, Tensor, bool]] = []
         self._owned: Owned | None = None
         self._marks: list[tuple[Slot, int, int]] = []
         self._sets: dict[tuple[int, int, int], tuple[list[tuple[int, Slot]], Places]] = {}
-        self.armed = self._stepped = False
+        self.armed = self._stepped = self.stepping = False
         self._used = 0
         self.recorded = True
 
@@ -124,10 +127,11 @@ class ClippingInstrument:
 
     def note_step(self) -> None:
         """Notice that an optimizer has stepped."""
-        self._stepped, self._used = True, len(self._calls)
+        self._stepped, self._used, self.stepping = True, len(self._calls), False
 
     def over(self) -> None:
         """Notice that a backward pass is over."""
+        self.stepping = False
         if self._calls:
             self._calls = []
         if self._stepped:
@@ -170,8 +174,9 @@ class ClippingInstrument:
                 self._watched = WATCHED_STEPS
 
     def take_back(self) -> None:
-        """Forget what was compared for this step: its gradients are read again."""
+        """Forget what was compared for this step: its gradients are read again, as calls so far have left them."""
         self._parts = []
+        self._calls = [(*call[:3], False) for call in self._calls]
 
     def restrict(self, owned: Owned) -> None:
         """Give out next what concerns the parameters of one optimizer alone."""
@@ -186,11 +191,11 @@ class ClippingInstrument:
                 before, first, used, whole = (_total(torch.stack(column)) for column in zip(*self._parts, strict=True))
             values = {"norm_before_clip": before, "clip_scale": used / whole, "first_norm": first}
             out.extend(Pending(f"gradient.{name}", (RUN_SITE,), value.reshape(1)) for name, value in values.items())
-        for places, limit, total in self._calls:
+        for places, limit, total, inside in self._calls:
             mine = places if owned is None else np.intersect1d(places, owned.where)
             if len(mine):
                 values_of = np.array([float(total)]) if total.is_cpu else total.reshape(1)
-                out.append(ClipCall(_METRIC, (RUN_SITE,), values_of, places=mine, limit=limit, dtype=total.dtype))
+                out.append(ClipCall(_METRIC, (RUN_SITE,), values_of, None, False, mine, limit, total.dtype, inside))
         if owned is None:
             self._calls, self._parts = [], []
         return out
@@ -205,13 +210,16 @@ class ClippingInstrument:
 
     def forget(self) -> None:
         """Forget what was read: the step makes no record."""
+        self.stepping = False
         self.start_over()
         self._parts = []
 
     def start_over(self) -> None:
-        """Forget the backward passes so far: their gradients were cleared."""
+        """Forget the backward passes so far: their gradients were cleared, in a step those that it has used."""
         self._first = self._last = None
-        self._calls, self._marks, self._used = [], [], 0
+        self._marks = []
+        if not self.stepping:
+            self._calls, self._used = [], 0
 
     def _clipped(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take the total norm of a call that has just been made."""
@@ -221,7 +229,7 @@ class ClippingInstrument:
             return
         places = self._places([parameters] if isinstance(parameters, Tensor) else list(parameters))
         if len(places):
-            self._calls.append((places, float(limit), total.detach()))
+            self._calls.append((places, float(limit), total.detach(), self.stepping))
             if self._marks:
                 self._writes += self._look(1)  # such a call writes once to each gradient
                 self._mark([slot for slot, _, _ in self._marks])
