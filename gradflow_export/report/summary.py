@@ -155,8 +155,9 @@ class RunSummary:
 
     @property
     def lost_steps(self) -> LostSteps:
-        """What was lost: as the records tell, until something that knows better sets it."""
-        return self._stored.lost_steps if self._known is None else self._known
+        """What was lost: as the records tell, until something that knows more about steps sets it."""
+        stored = self._stored.lost_steps
+        return stored if self._known is None else replace(self._known, disabled=stored.disabled)
 
     @lost_steps.setter
     def lost_steps(self, known: LostSteps) -> None:
@@ -221,7 +222,7 @@ class RunSummary:
             "info": None if self.info is None else info_to_json(self.info),
             "verdict": self.verdict,
             "steps": {"count": self.steps, "first": self.first, "last": self.last},
-            "lost": {"dropped": dict(self.lost_steps.dropped), "unwritten": dict(self.lost_steps.unwritten)},
+            "lost": {name: dict(getattr(self.lost_steps, name)) for name in ("dropped", "unwritten", "disabled")},
             "loss": None
             if self.loss is None
             else {"first": self.loss[0], "last": self.loss[1], "last_step": self.course.loss_read},

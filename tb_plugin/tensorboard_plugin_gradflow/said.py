@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -34,14 +34,14 @@ class Findings:
         course: How far it came, and how its loss went.
         groups: The issues of the latest session, by cause.
         earlier: Those that earlier sessions left open.
-        lost: Steps without a record, and records that could not be written.
+        lost: What its sessions lost, by their records.
         error: The exception that ended the latest session, with its step; empty if there was none.
     """
 
     course: Course
     groups: tuple[Group, ...]
     earlier: tuple[Group, ...]
-    lost: tuple[int, int]
+    lost: LostSteps
     error: str = ""
 
     def said(self, state: str) -> dict[str, str]:
@@ -52,7 +52,6 @@ class Findings:
         """
         if not self.course.steps:
             return asdict(_EMPTY[state])
-        dropped, unwritten = self.lost
         after = self.course.last if state == "silent" else None
         now = list(_open(self.groups))
         made = verdict(
@@ -61,13 +60,13 @@ class Findings:
             grave=any(issue.severity >= Severity.HIGH for issue in now),
             earlier=[_named(issue) for issue in _open(self.earlier)],
             healed=sum(not group.head.open for group in self.groups),
-            lost=LostSteps({"": dropped}, {"": unwritten}, after, self.error).phrase,
+            lost=replace(self.lost, after=after, error=self.error).phrase,
         )
         return asdict(made)
 
 
 def findings(
-    source: Source, index: RunIndex, issues: Iterable[Mapping[str, Any]], course: Course, lost: tuple[int, int]
+    source: Source, index: RunIndex, issues: Iterable[Mapping[str, Any]], course: Course, lost: LostSteps
 ) -> Findings:
     """Return what the verdict on a run is made of.
 
@@ -76,7 +75,7 @@ def findings(
         index: The run.
         issues: All of its issues.
         course: With the losses of the run, and whether anything was judged.
-        lost: Steps without a record, and records that could not be written.
+        lost: What its sessions lost, by their records.
     """
     parts: dict[bool, list[Issue]] = {True: [], False: []}
     for issue in issues:
