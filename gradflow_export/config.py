@@ -189,9 +189,7 @@ def _check_inside(value: Any) -> Inside:
 
 def _check_verbose(value: Any) -> int:
     if value not in (0, 1, 2):
-        raise ArgumentError(
-            f"verbose must be 0, 1 or 2, got {value!r}; 0 prints warnings, 1 issues and the verdict."
-        )
+        raise ArgumentError(f"verbose must be 0, 1 or 2, got {value!r}; 0 prints warnings, 1 issues and the verdict.")
     return int(value)
 
 
