@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -30,7 +29,7 @@ from gradflow_export.records.step_record import (
 )
 from gradflow_export.records.verdict import JUDGED, Course, Verdict, problem, verdict
 from gradflow_export.report.flow_pattern import FlowPatterns
-from gradflow_export.report.text import as_lines
+from gradflow_export.report.text import as_lines, statistics
 from gradflow_export.report.trace import Trace
 
 HEALED = 1000
@@ -228,7 +227,7 @@ class RunSummary:
             else {"first": self.loss[0], "last": self.loss[1], "last_step": self.course.loss_read},
             "overhead": self.overhead,
             "headline": {
-                name: {key: number_to_json(value) for key, value in self.row(name).items()}
+                name: {key: number_to_json(value) for key, value in statistics(seen).items()}
                 | {"nonfinite": seen.nonfinite, "last_step": self.read[name]}
                 for name, seen in sorted(self.headline.items())
             },
@@ -255,14 +254,6 @@ class RunSummary:
         """
         return "\n".join(as_lines(self, title))
 
-    def row(self, name: str) -> dict[str, float]:
-        """Return the statistics of a headline metric; the last loss is that of the verdict, unless it is not finite."""
-        seen = self.headline[name]
-        out = statistics(seen)
-        if name == "loss" and self.loss is not None and math.isfinite(seen.last):
-            out["last"] = self.loss[1]
-        return out
-
     @property
     def flow_pattern(self) -> str | None:
         """How the gradient flows through the model, in words; ``None`` where that is not known."""
@@ -280,13 +271,6 @@ def _trained(record: StepRecord) -> tuple[int, int] | None:
     if trains is None or sizes is None or trains.sites != sizes.sites:
         return None
     return int(sizes.values[trains.values > 0].sum(dtype=np.float64)), int(sizes.values.sum(dtype=np.float64))
-
-
-def statistics(seen: Welford) -> dict[str, float]:
-    """Return last, mean, least and greatest of the finite numbers; NaN where there was none."""
-    if not seen.count:
-        return {"last": seen.last, "mean": math.nan, "min": math.nan, "max": math.nan}
-    return {"last": seen.last, "mean": seen.mean, "min": seen.low, "max": seen.high}
 
 
 def write_json(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None:
