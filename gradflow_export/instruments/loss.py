@@ -308,8 +308,9 @@ def _parts(loss: Tensor | None, logits: Tensor, targets: Tensor | None, class_di
         return []
     if loss is not None and numbers is not None and loss.grad_fn is not None:
         ignored = {term.ignored for term in terms_of(loss)[0] if term.kind == "classes"}
-        for number in ignored - {None} if len(ignored) == 1 else ():
-            numbers = numbers.masked_fill(numbers == number, NO_CLASS)
+        number = ignored.pop() if len(ignored) == 1 else None
+        if number is not None:
+            numbers = numbers.masked_fill(numbers.eq(number), NO_CLASS)
     return list(parts_of(rows, numbers, whole.numel()))
 
 
