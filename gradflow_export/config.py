@@ -68,7 +68,7 @@ class Settings:
         preflight: First steps that are read densely and summed up in print, 0 for none.
         compiled: What is read inside code of ``torch.compile``: ``"exact"``, ``"always"`` or ``"never"``.
         ignored: Issue types and layers that are not reported.
-        verbose: What is printed: 0 nothing, 1 the beginning, grave issues and the verdict, 2 everything.
+        verbose: What is printed: 0 only warnings, 1 the beginning, grave issues and the verdict, 2 everything.
     """
 
     schedule: Schedule = field(default_factory=Schedule)
@@ -189,7 +189,7 @@ def _check_inside(value: Any) -> Inside:
 
 def _check_verbose(value: Any) -> int:
     if value not in (0, 1, 2):
-        raise ArgumentError(f"verbose must be 0, 1 or 2, got {value!r}; 0 prints nothing, 1 issues and the verdict.")
+        raise ArgumentError(f"verbose must be 0, 1 or 2, got {value!r}; 0 prints warnings, 1 issues and the verdict.")
     return int(value)
 
 

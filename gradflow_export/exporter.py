@@ -103,8 +103,8 @@ class Exporter(Reports):
             reduced precision and on other devices too, where this can change the rounding of training. ``"never"``:
             nothing. See docs/loops.md.
         start_step: Number of completed steps, if training is resumed from a checkpoint into the same ``logdir``.
-        verbose: What is printed to standard error or ``logging``: 0 nothing; 1 the watched model, HIGH and CRITICAL
-            issues, the verdict; 2 every issue and headline metrics. Default: ``GRADFLOW_VERBOSE``, else 1.
+        verbose: What is printed to standard error or ``logging``: 0 warnings of errors; 1 the watched model, HIGH and
+            CRITICAL issues, the verdict; 2 every issue and headline metrics. Default: ``GRADFLOW_VERBOSE``, else 1.
         on_issue: ``"try"``: a forked process tests fixes for each HIGH issue on a copy of the model and the last
             batches, and adds the result to the issue. CPU only. See docs/doctor.md.
         strict: Raise internal errors instead of logging them.

@@ -16,6 +16,7 @@ from gradflow_export.autograd_graph.answers import Answer, Answers
 from gradflow_export.autograd_graph.handwritten_loss import forms_of
 from gradflow_export.autograd_graph.layer_graph import FirstLayer, Layers, calls_of, entering, layers_behind, widest
 from gradflow_export.autograd_graph.loss_graph import Term, terms_of
+from gradflow_export.autograd_graph.loss_shape import shape_of
 from gradflow_export.autograd_graph.nodes import is_alone
 from gradflow_export.checks.batch_pool import Found, Remembered
 from gradflow_export.checks.layers.redundant import Pair, pairs_of
@@ -112,7 +113,7 @@ class InputInstrument(Reader):
         with torch.no_grad():
             terms, whole = terms_of(root)
             forms, self._itself = _forms(root, self._itself)
-            terms += forms
+            terms = [term for term in (*terms, *forms) if 0 not in shape_of(term.behind)]  # of no samples
             alone = [is_alone(root.grad_fn, term.node) for term in terms]
             every = Layers() if all(alone) else layers_behind(root.grad_fn, names, turned, root.grad_fn)
             for term, single in zip(terms, alone, strict=True):

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from gradflow_export.hooks.readings import Clue, ClueSample, Sample
 from gradflow_export.records.evidence import Facts, Value
-from gradflow_export.records.step_record import Reading
+from gradflow_export.records.lost import DISABLED
+from gradflow_export.records.step_record import Issue, Note, Reading
 
 _log = logging.getLogger("gradflow_export")
 
@@ -56,12 +57,14 @@ class Analyses:
         self._failed: set[str] = set()
 
     def run(
-        self, samples: Sequence[tuple[Sample, npt.NDArray[np.floating]]]
+        self, samples: Sequence[tuple[Sample, npt.NDArray[np.floating]]], step: int, told: list[Issue | Note]
     ) -> tuple[list[Reading], dict[str, dict[str, float]]]:
         """Return what the analyses say of metrics and of facts, each joined over the samples.
 
         Args:
             samples: Each with its values on the host.
+            step: Their step.
+            told: Takes a note on each analysis that fails.
         """
         metrics: dict[str, dict[str, float]] = {}
         facts: dict[str, dict[str, float]] = {}
@@ -74,5 +77,6 @@ class Analyses:
                     joined.setdefault(name, {}).update(sites)
             except Exception:
                 self._failed.add(sample.metric)
+                told.append(Note(DISABLED, f"analysis of {sample.metric}", step))
                 _log.warning("gradflow: the analysis of %s failed and is disabled", sample.metric, exc_info=True)
         return [Reading.of(metric, list(sites), list(sites.values())) for metric, sites in metrics.items()], facts

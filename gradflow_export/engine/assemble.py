@@ -93,7 +93,7 @@ class Assembler:
         if rows:
             readings.extend(self._ranks(bundle.step, rows))
         plain = [(s, v) for s, v in samples if s.analyse is None and s.metric != "block.effective_rank"]
-        analysed, facts = self._analyses.run(samples)
+        analysed, facts = self._analyses.run(samples, bundle.step, bundle.told)
         readings.extend(analysed)
         evidence = evidence_of(bundle.step, {**clues.facts(), **facts})
         return readings, [histogram_of(s.metric, s.site, v) for s, v in plain], evidence

@@ -50,6 +50,7 @@ from gradflow_export.instruments.gradients.parameters import GradientInstrument
 from gradflow_export.instruments.hand_updates import HandUpdates
 from gradflow_export.instruments.loss import LossInstrument
 from gradflow_export.profiles import profile as rules_of
+from gradflow_export.records.lost import DISABLED
 from gradflow_export.records.step_record import Issue, Note, RunInfo
 
 _log = logging.getLogger("gradflow_export")
@@ -107,6 +108,7 @@ def make_loop(
     schedule = settings.schedule.for_sites(_sites(model, instruments, settings))
     loop = TrainingLoop(instruments, schedule, guard, hand_over, lonely, hand)
     loop.told, loop.clock = told, StepClock(settings.budget, settings.floor)
+    guard.on_failure = lambda name: told.append(Note(DISABLED, name, loop.steps + 1))
     loop.partners.roles = Roles(model, roles)
     instruments.gradients.flagged = loop.pace.flagged
     loop.optimizers = _follow_optimizers(loop, reference, optimizer, part)

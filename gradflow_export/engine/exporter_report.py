@@ -181,7 +181,7 @@ class Reports(Recording):
             text += f"\n  note   {skipped} steps were left out to keep to the budget; budget=None records every step"
         added = [str(extension) for extension in active() if not extension.error]
         text += f"\n  note   extensions: {', '.join(added)}" if added else ""
-        aside = [*self._guard.failures, *self._worker.outlets.failed]
+        aside = self._worker.outlets.failed
         return text + (f"\n  note   disabled after an error: {', '.join(aside)}" if aside else "")
 
     def print_report(self) -> None:

@@ -72,7 +72,7 @@ class ToldJudge(Judge):
         """
         events = list(super().check(record))
         for issue in told:
-            into = self._meant if self._is_ignored(issue) else events
+            into = self._noted if self._is_ignored(issue) else events
             if isinstance(issue, Amendment):
                 into += self._amended(issue)
                 continue

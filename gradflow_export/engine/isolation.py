@@ -27,11 +27,16 @@ def where_numbers_are() -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
+def _nothing(_name: str) -> None:
+    """Do nothing."""
+
+
 class Guard:
     """Wraps hooks so that an error is logged once with its fix, counted, and the failing component is disabled.
 
     Attributes:
         failures: How often each part failed.
+        on_failure: Called with the name of a part that was disabled.
         strict: Let errors raise instead; for tests.
         spent: Seconds inside guarded hooks since the start.
         depth: 1 while a guarded hook runs.
@@ -40,6 +45,7 @@ class Guard:
     def __init__(self, *, strict: bool = False) -> None:
         self.strict = strict
         self.failures: dict[str, int] = {}
+        self.on_failure: Callable[[str], None] = _nothing
         self.spent = 0.0
         self.depth = 0
         self._suspended = 0
@@ -78,6 +84,7 @@ class Guard:
             raise error
         self.failures[name] = self.failures.get(name, 0) + 1
         self._turn()
+        self.on_failure(name)
         _log.warning(
             "gradflow: reading %s failed and is disabled; training and all else goes on. Exporter(..., strict=True) "
             "raises instead. %s: %s",

@@ -21,8 +21,7 @@ from gradflow_export.engine.step_timer import Spent
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.metrics.arrays.algebra import use_one_thread
-from gradflow_export.records.ignored import note_of_ignored
-from gradflow_export.records.lost import DROPPED, LostCount, LostSteps
+from gradflow_export.records.lost import DISABLED, DROPPED, LostCount, LostSteps
 from gradflow_export.records.step_record import Issue, Note, Reading, RunInfo, StepRecord
 from gradflow_export.report.summary import RunSummary
 from gradflow_export.writers.base import Writer
@@ -69,11 +68,11 @@ class Analyzers:
             )
         self._all[name] = analyze
 
-    def ask(self, record: StepRecord) -> list[Reading]:
-        """Return what they say of a record."""
-        return [reading for name in tuple(self._all) for reading in self._ask(name, record)]
+    def ask(self, record: StepRecord, told: list[Issue | Note]) -> list[Reading]:
+        """Return what they say of a record; add a note on each that fails."""
+        return [reading for name in tuple(self._all) for reading in self._ask(name, record, told)]
 
-    def _ask(self, name: str, record: StepRecord) -> list[Reading]:
+    def _ask(self, name: str, record: StepRecord, told: list[Issue | Note]) -> list[Reading]:
         try:
             values = self._all[name](record) or {}
             return [Reading.run(f"custom.{name}.{key}", float(value)) for key, value in values.items()]
@@ -84,6 +83,7 @@ class Analyzers:
                 name, record.step, type(error).__name__, error, last.filename, last.lineno,
             )  # fmt: skip
             self._all.pop(name, None)
+            told.append(Note(DISABLED, f"analyzer {name}", record.step))
             return []
 
 
@@ -282,7 +282,7 @@ class Worker:
             record = self._record(bundle)
             with self._lock:
                 issues = self._judge.check(record, [item for item in bundle.told if isinstance(item, Issue)])
-                notes = (*filter(_is_note, bundle.told), *map(note_of_ignored, self._judge.take_ignored()))
+                notes = (*filter(_is_note, bundle.told), *self._judge.take_notes())
                 record = replace(record, issues=issues, notes=notes) if issues or notes else record
                 self.summary.add(record)
             self._lost.note(record)
@@ -319,7 +319,7 @@ class Worker:
         record = StepRecord(
             bundle.step, bundle.wall_time, tuple(readings), tuple(histograms), rank=rank, evidence=evidence
         )
-        custom = self.analyzers.ask(record)
+        custom = self.analyzers.ask(record, bundle.told)
         return replace(record, readings=record.readings + tuple(custom)) if custom else record
 
     def _known(self, bundle: Bundle) -> dict[str, float]:

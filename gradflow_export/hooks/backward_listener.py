@@ -315,9 +315,9 @@ def saved(node: Any, name: str) -> Tensor | None:
         name: Such as ``"self"``.
 
     Returns:
-        The tensor without its graph; ``None`` where there is none, it was freed, it is not strided (sparse tensors
-        lack most operations), or hooks stand before it (checkpoints, offloading), which would compute or copy it for
-        us.
+        The tensor without its graph; ``None`` where there is none, it was freed, it has no entries (an empty batch is
+        evidence of nothing), it is not strided (sparse tensors lack most operations), or hooks stand before it
+        (checkpoints, offloading), which would compute or copy it for us.
     """
     raw = getattr(node, f"_raw_saved_{name}", None)
     # Older versions of PyTorch do not tell whether hooks stand before it.
@@ -327,7 +327,8 @@ def saved(node: Any, name: str) -> Tensor | None:
         tensor = getattr(node, f"_saved_{name}")
     except RuntimeError:  # freed by an earlier backward pass
         return None
-    return tensor.detach() if isinstance(tensor, Tensor) and tensor.layout is torch.strided else None
+    strided = isinstance(tensor, Tensor) and tensor.layout is torch.strided and tensor.numel()
+    return tensor.detach() if strided else None
 
 
 def scale_of(node: Any) -> Tensor | None:

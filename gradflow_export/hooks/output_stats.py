@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -57,7 +55,9 @@ class SentOutputs:
         return bool(self._sizes.present.any())
 
     def take(self, index: int, tensor: Tensor) -> None:
-        """Take an output."""
+        """Take an output; one without entries has no size."""
+        if not tensor.numel():
+            return
         reader = self._reader
         if reader is None or type(tensor) not in PLAIN:
             self._by_torch(index, tensor)
@@ -65,7 +65,7 @@ class SentOutputs:
         shape = tensor.shape
         if shape != self._shapes[index]:
             self._shapes[index] = shape
-            reader.grids[index] = grid_of(shape, SPREAD_ROWS, SPREAD_FEATURES) if math.prod(shape) else 0
+            reader.grids[index] = grid_of(shape, SPREAD_ROWS, SPREAD_FEATURES)
         if not reader.read(index, tensor):
             self._by_torch(index, tensor)
             return

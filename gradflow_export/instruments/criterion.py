@@ -18,8 +18,8 @@ from gradflow_export.instruments.backward_passes import Passes
 from gradflow_export.instruments.micro_batches import Part, Pass
 from gradflow_export.metrics.arrays.local import local
 
-Reader = Callable[[Tensor, Tensor, int], list[Part]]
-"""Reads the statistics of logits and targets, of which the classes lie along a dimension."""
+Reader = Callable[[Tensor, Tensor, Tensor, int], list[Part]]
+"""Reads the statistics of a loss's logits and targets, of which the classes lie along a dimension."""
 
 
 @dataclass(eq=False, slots=True)
@@ -100,7 +100,7 @@ class CriterionCalls:
         call = _Call(local(output).detach(), samples, seconds)
         classification = len(tensors) > 1 and not tensors[1].is_floating_point() and tensors[0].dim() > 1
         if classification and tensors[0].dim() == tensors[1].dim() + 1:
-            call.parts = self._read(tensors[0], tensors[1], 1)
+            call.parts = self._read(output, tensors[0], tensors[1], 1)
         self._hooks.place(output, call)
         self.last = weakref.ref(output)
         self._on_call(output, tensors[0] if tensors else None)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from gradflow_export.autograd_graph.loss_graph import terms_of
 from gradflow_export.errors import nearest
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import Root, Roots, scale_of
@@ -43,6 +44,8 @@ _KINDS = (
     ("components", (Mapping,), "a dictionary of parts of the loss"),
 )
 """What may be handed over under each name, and how to say so."""
+NO_CLASS = -1
+"""Stands for no target."""
 Loss = Tensor | npt.NDArray[np.float64]
 
 
@@ -140,7 +143,8 @@ class LossInstrument:
         if isinstance(loss, (Tensor, int, float)):
             self.observe_loss(loss)
         if isinstance(logits, Tensor):
-            self.observe_logits(logits, targets if isinstance(targets, Tensor) else None)
+            root = loss if isinstance(loss, Tensor) else None
+            self.observe_logits(logits, targets if isinstance(targets, Tensor) else None, root)
             self._await_gradient(logits)
         if isinstance(components, Mapping):
             self._components.add(components)
@@ -159,13 +163,13 @@ class LossInstrument:
         self.passes.now.add_loss(local(loss).detach())
         self._follow(loss)
 
-    def observe_logits(self, logits: Tensor, targets: Tensor | None) -> None:
-        """Take logits, and targets when they are known, if this step is due."""
+    def observe_logits(self, logits: Tensor, targets: Tensor | None, loss: Tensor | None = None) -> None:
+        """Take logits, and targets and their loss when they are known, if this step is due."""
         if targets is not None and self.want_logits and not fits(logits, targets):
             got = f"{list(targets.shape)} of {str(targets.dtype).removeprefix('torch.')} for {list(logits.shape)}"
             wanted = "an integer for each sample, or probabilities with the shape of the logits"
             self._refuse("targets", f"expects as 'targets' {wanted}, got {got}; they are left out.")
-        for part in self._read(logits, targets):
+        for part in self._read(loss, logits, targets):
             self.passes.now.add_part(part)
 
     def _follow(self, loss: Tensor, predictions: Tensor | None = None) -> None:
@@ -178,14 +182,11 @@ class LossInstrument:
         if predictions is not None:
             self._await_gradient(predictions)
 
-    def _read(self, logits: Tensor, targets: Tensor | None, class_dim: int | None = None) -> list[Part]:
-        if not self.want_logits or not logits.is_floating_point() or logits.dim() < 1:
-            return []
-        with torch.no_grad():
-            held, whole = None if targets is None else local(targets), local(logits)
-            rows, numbers = as_samples(whole, held, class_dim)
-            usable = rows.numel() > 0 and rows.shape[1] > 1
-            return list(parts_of(rows, numbers, whole.numel())) if usable else []
+    def _read(
+        self, loss: Tensor | None, logits: Tensor, targets: Tensor | None, class_dim: int | None = None
+    ) -> list[Part]:
+        wanted = self.want_logits and logits.is_floating_point() and logits.dim() > 0
+        return _parts(loss, logits, targets, class_dim) if wanted else []
 
     def use(self, number: int, sites: tuple[str, ...], owned: Owned) -> None:
         """Have one of several optimizers use the passes whose gradients it steps with; called before :meth:`drain`.
@@ -296,6 +297,21 @@ class LossInstrument:
         before, self._numbered = self._numbered, torch_private.backward_number()
         if not (self.passes.under or self._numbered == before):
             self.passes.count(adds=False)
+
+
+@torch.no_grad()
+def _parts(loss: Tensor | None, logits: Tensor, targets: Tensor | None, class_dim: int | None) -> list[Part]:
+    """Return the statistics of logits and targets; those that the loss ignores, as its graph tells, are none."""
+    held, whole = None if targets is None else local(targets), local(logits)
+    rows, numbers = as_samples(whole, held, class_dim)
+    if not rows.numel() or rows.shape[1] < 2:
+        return []
+    if loss is not None and numbers is not None and loss.grad_fn is not None:
+        ignored = {term.ignored for term in terms_of(loss)[0] if term.kind == "classes"}
+        number = ignored.pop() if len(ignored) == 1 else None
+        if number is not None:
+            numbers = numbers.masked_fill(numbers.eq(number), NO_CLASS)
+    return list(parts_of(rows, numbers, whole.numel()))
 
 
 def _stacked(losses: Sequence[Loss]) -> Loss:

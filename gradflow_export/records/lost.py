@@ -1,4 +1,4 @@
-"""Steps that were to be recorded and are not: counted by reason, and named in one phrase."""
+"""Steps that were to be recorded and are not, and what an error ended: counted by reason, and named in one phrase."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from gradflow_export.records.step_record import Gap, StepRecord
 
 DROPPED = "runtime.dropped"
+DISABLED = "disabled"
+"""Kind of the notes on what an error ended: an instrument, a rule, an analysis."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class LostSteps:
         after: The last step in the files of a run that was not closed, of which nobody knows what came then.
         error: The exception that ended the run, with its step, such as ``"at step 3 (ValueError)"``.
         damaged: Parts of the files that could not be read, of which nobody knows what they held.
+        disabled: What read or judged until an error of its own ended it, with the step.
     """
 
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -28,6 +31,7 @@ class LostSteps:
     after: int | None = None
     error: str = ""
     damaged: int = 0
+    disabled: Mapping[str, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.phrase)
@@ -50,6 +54,9 @@ class LostSteps:
         why = ", ".join(reason if len(found) == 1 else f"{count} {reason}" for reason, count in found.items())
         parts = [f"{_steps(self.total)} lost ({why})"] if found else []
         parts += [f"{_steps(count)} not written by {name}" for name, count in self.unwritten.items() if count and name]
+        if self.disabled:
+            named = ", ".join(f"{name} (step {step})" for name, step in self.disabled.items())
+            parts.append(f"disabled after an error: {named}")
         if self.damaged:
             parts.append(f"{self.damaged} part{'s' * (self.damaged > 1)} of the files could not be read (damaged)")
         parts += [] if self.after is None else [f"not closed: steps after {self.after} are unknown"]
@@ -97,6 +104,7 @@ class StoredLost:
 
     def __init__(self) -> None:
         self._before = self._now = 0
+        self._disabled: dict[str, int] = {}
 
     def add(self, record: StepRecord) -> None:
         """Take in one record."""
@@ -104,8 +112,11 @@ class StoredLost:
         if value is not None:
             self._before += self._now if value < self._now else 0
             self._now = int(value)
+        for note in record.notes:
+            if note.kind == DISABLED:
+                self._disabled.setdefault(note.text, record.step)
 
     @property
     def lost_steps(self) -> LostSteps:
-        """What the records tell; the reason is not stored."""
-        return LostSteps({"": self._before + self._now})
+        """What the records tell; why steps were lost is not stored."""
+        return LostSteps({"": self._before + self._now}, disabled=self._disabled)

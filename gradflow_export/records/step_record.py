@@ -261,7 +261,7 @@ class Note:
     """Something that is reported beside the numbers.
 
     Attributes:
-        kind: ``"mark"`` and ``"checkpoint"`` belong on a time axis; ``"architecture"`` and ``"ignored"`` do not.
+        kind: ``"mark"`` and ``"checkpoint"`` belong on a time axis; others do not.
         text: In words.
         step: The step it belongs to.
         data: What goes with it, ready for ``json.dumps``.

@@ -94,9 +94,10 @@ class Course:
         first, last = self.loss
         fell = last < first * (HARDLY if first > 0 else 1.0)
         since, until = self.ends.span
-        read = f", read up to step {self.loss_read}" if self.loss_read < self.last else ""
+        late = f", read up to step {self.loss_read}" if self.loss_read < self.last else ""
+        read = f" (medians of {ENDS}){late}"
         if until - since > max(FAR * self.last, ENDS**2):
-            read = f" (median of the last {ENDS} that were read, at steps {since} to {until})"
+            read = f" (medians of {ENDS}, the last read at steps {since} to {until})"
         what = "fell" if fell else "hardly fell" if last < first else "has not fallen"
         return what, f"from {first:.4g} to {last:.4g}{read}"
 

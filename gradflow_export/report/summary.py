@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -30,7 +29,7 @@ from gradflow_export.records.step_record import (
 )
 from gradflow_export.records.verdict import JUDGED, Course, Verdict, problem, verdict
 from gradflow_export.report.flow_pattern import FlowPatterns
-from gradflow_export.report.text import as_lines
+from gradflow_export.report.text import as_lines, statistics
 from gradflow_export.report.trace import Trace
 
 HEALED = 1000
@@ -155,8 +154,9 @@ class RunSummary:
 
     @property
     def lost_steps(self) -> LostSteps:
-        """What was lost: as the records tell, until something that knows better sets it."""
-        return self._stored.lost_steps if self._known is None else self._known
+        """What was lost: as the records tell, until something that knows more about steps sets it."""
+        stored = self._stored.lost_steps
+        return stored if self._known is None else replace(self._known, disabled=stored.disabled)
 
     @lost_steps.setter
     def lost_steps(self, known: LostSteps) -> None:
@@ -221,13 +221,13 @@ class RunSummary:
             "info": None if self.info is None else info_to_json(self.info),
             "verdict": self.verdict,
             "steps": {"count": self.steps, "first": self.first, "last": self.last},
-            "lost": {"dropped": dict(self.lost_steps.dropped), "unwritten": dict(self.lost_steps.unwritten)},
+            "lost": {name: dict(getattr(self.lost_steps, name)) for name in ("dropped", "unwritten", "disabled")},
             "loss": None
             if self.loss is None
             else {"first": self.loss[0], "last": self.loss[1], "last_step": self.course.loss_read},
             "overhead": self.overhead,
             "headline": {
-                name: {key: number_to_json(value) for key, value in self.row(name).items()}
+                name: {key: number_to_json(value) for key, value in statistics(seen).items()}
                 | {"nonfinite": seen.nonfinite, "last_step": self.read[name]}
                 for name, seen in sorted(self.headline.items())
             },
@@ -254,14 +254,6 @@ class RunSummary:
         """
         return "\n".join(as_lines(self, title))
 
-    def row(self, name: str) -> dict[str, float]:
-        """Return the statistics of a headline metric; the last loss is that of the verdict, unless it is not finite."""
-        seen = self.headline[name]
-        out = statistics(seen)
-        if name == "loss" and self.loss is not None and math.isfinite(seen.last):
-            out["last"] = self.loss[1]
-        return out
-
     @property
     def flow_pattern(self) -> str | None:
         """How the gradient flows through the model, in words; ``None`` where that is not known."""
@@ -279,13 +271,6 @@ def _trained(record: StepRecord) -> tuple[int, int] | None:
     if trains is None or sizes is None or trains.sites != sizes.sites:
         return None
     return int(sizes.values[trains.values > 0].sum(dtype=np.float64)), int(sizes.values.sum(dtype=np.float64))
-
-
-def statistics(seen: Welford) -> dict[str, float]:
-    """Return last, mean, least and greatest of the finite numbers; NaN where there was none."""
-    if not seen.count:
-        return {"last": seen.last, "mean": math.nan, "min": math.nan, "max": math.nan}
-    return {"last": seen.last, "mean": seen.mean, "min": seen.low, "max": seen.high}
 
 
 def write_json(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from gradflow_export.records.catalog import CATALOG
@@ -48,11 +49,18 @@ def as_lines(summary: RunSummary, title: str) -> list[str]:
     if summary.headline:
         lines.append(f"  {'metric':<{width}}{'last':>12}{'mean':>12}{'min':>12}{'max':>12}  unit")
     for name, seen in sorted(summary.headline.items()):
-        numbers = "".join(f"{value:>12.4g}" for value in summary.row(name).values())
+        numbers = "".join(f"{value:>12.4g}" for value in statistics(seen).values())
         extra = f"  ({seen.nonfinite} NaN or Inf)" if seen.nonfinite else ""
         extra += _seldom(summary, name, seen)
         lines.append(f"  {name:<{width}}{numbers}  {CATALOG[name].unit}{extra}")
     return lines
+
+
+def statistics(seen: Welford) -> dict[str, float]:
+    """Return last, mean, least and greatest of the finite numbers; NaN where there was none."""
+    if not seen.count:
+        return {"last": seen.last, "mean": math.nan, "min": math.nan, "max": math.nan}
+    return {"last": seen.last, "mean": seen.mean, "min": seen.low, "max": seen.high}
 
 
 def _now_trained(summary: RunSummary, info: RunInfo) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from gradflow_export.records.ignored import Ignored
-from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
+from gradflow_export.records.ignored import Ignored, note_of_ignored
+from gradflow_export.records.lost import DISABLED
+from gradflow_export.records.step_record import Issue, IssueType, Note, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule
 from gradflow_export.rules.history import History
 from gradflow_export.rules.unclipped import before_clipping
@@ -63,7 +64,7 @@ class Judge:
         self._strict, self._keep = strict, keep
         self.ignored = Ignored()
         self._quiet: set[int] = set()
-        self._meant: list[Issue] = []
+        self._noted: list[Issue | Note] = []
         self._history = History({name for rule in self._rules for name in rule.remembers})
         self._watches: list[dict[_Key, _Watch]] = [{} for _ in self._rules]
         self._open: list[_Open] = []
@@ -84,10 +85,10 @@ class Judge:
         """Every issue in its latest state, in order of opening; ignored ones are none."""
         return tuple(issue for number, issue in self._issues.items() if number not in self._quiet)
 
-    def take_ignored(self) -> list[Issue]:
-        """Return the issues that would have opened or healed since this was asked last, had they not been ignored."""
-        meant, self._meant = self._meant, []
-        return meant
+    def take_notes(self) -> list[Note]:
+        """Return what would have opened or healed since this was asked last, had it not been ignored, and failures."""
+        noted, self._noted = self._noted, []
+        return [item if isinstance(item, Note) else note_of_ignored(item) for item in noted]
 
     @property
     def failures(self) -> Mapping[str, int]:
@@ -115,7 +116,7 @@ class Judge:
             events += self._ask(index, rule, record, loss)
         for index in sorted({item.rule for item in self._open if item.number not in events} - self._set_aside):
             events += self._ask(index, self._rules[index], record, loss, concerned=False)
-        self._meant += [self._issues[number] for number in events if number in self._quiet]
+        self._noted += [self._issues[number] for number in events if number in self._quiet]
         told = tuple(self._issues[number] for number in events if number not in self._quiet)
         if self._open or any(self._watches):
             self._forget(record.step)
@@ -148,6 +149,7 @@ class Judge:
                 raise
             self._failures[rule.name] = self._failures.get(rule.name, 0) + 1
             self._set_aside.add(index)
+            self._noted.append(Note(DISABLED, f"rule {rule.name}", record.step))
             _log.warning("rule %r failed at step %d and is disabled", rule.name, record.step, exc_info=True)
         return []
 

@@ -115,7 +115,7 @@ def run_meta(source: Source, run: str) -> dict[str, Any]:
     base = about(source, index)
     return base | {
         "v": FORMAT, "sessions": sessions, "phases": list(index.phases), "metrics": metrics,
-        "loss": both_ends(found.course), "lost": sum(found.lost), "said": found.said(base["state"]),
+        "loss": both_ends(found.course), "lost": found.lost.total, "said": found.said(base["state"]),
     }  # fmt: skip
 
 

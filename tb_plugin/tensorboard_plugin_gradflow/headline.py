@@ -10,12 +10,14 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.records.lost import DISABLED, LostSteps
 from gradflow_export.records.statistics import ENDS
 from gradflow_export.records.step_record import Gap
 from gradflow_export.records.verdict import Course
 from gradflow_export.storage.continued import RECENT, between
 from gradflow_export.storage.event_chunks import ABSENT_BITS, MISSING_BITS
 from tensorboard_plugin_gradflow.index import Chunk, RunIndex, Session
+from tensorboard_plugin_gradflow.sound import is_note
 from tensorboard_plugin_gradflow.source import Source
 
 Steps = npt.NDArray[np.int64]
@@ -72,8 +74,8 @@ def both_ends(course: Course) -> dict[str, float] | None:
     return None if course.loss is None else dict(zip(("first", "last"), course.loss, strict=True))
 
 
-def lost_steps(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]]) -> tuple[int, int]:
-    """Add up what was lost in each session: steps without a record, and records that could not be written.
+def lost_steps(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk]]) -> LostSteps:
+    """Add up what was lost in each session: steps without a record, records that could not be written, what failed.
 
     Args:
         source: Where to read.
@@ -87,7 +89,12 @@ def lost_steps(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk
     for session in index.sessions:
         for _, gap in source.read_json(index.run, session.of_kind("gap")):
             unwritten += gap["steps"] if gap["first"] < session.cut else 0
-    return int(dropped), unwritten
+    disabled: dict[str, int] = {}
+    for session in index.sessions:
+        for step, note in source.read_items(index.run, session.of_kind("notes"), is_note):
+            if note["kind"] == DISABLED and step < session.cut:
+                disabled.setdefault(note["text"], step)
+    return LostSteps({"": int(dropped)}, {"": unwritten}, disabled=disabled)
 
 
 def gaps_between(source: Source, index: RunIndex) -> list[Gap]:

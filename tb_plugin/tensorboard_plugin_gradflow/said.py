@@ -34,14 +34,14 @@ class Findings:
         course: How far it came, and how its loss went.
         groups: The issues of the latest session, by cause.
         earlier: Those that earlier sessions left open.
-        lost: Steps without a record, and records that could not be written.
+        lost: What its sessions lost, by their records.
         error: The exception that ended the latest session, with its step; empty if there was none.
     """
 
     course: Course
     groups: tuple[Group, ...]
     earlier: tuple[Group, ...]
-    lost: tuple[int, int]
+    lost: LostSteps
     error: str = ""
 
     def said(self, state: str) -> dict[str, str]:
@@ -50,9 +50,8 @@ class Findings:
         Args:
             state: Of the run, as ``RunIndex.state`` returns it.
         """
-        dropped, unwritten = self.lost
         after = self.course.last if state == "silent" and self.course.steps else None
-        lost = LostSteps({"": dropped}, {"": unwritten}, after, self.error).phrase
+        lost = replace(self.lost, after=after, error=self.error).phrase
         if not self.course.steps:
             empty = _EMPTY[state]
             return asdict(replace(empty, detail="; ".join(filter(None, (empty.detail, lost)))))
@@ -69,7 +68,7 @@ class Findings:
 
 
 def findings(
-    source: Source, index: RunIndex, issues: Iterable[Mapping[str, Any]], course: Course, lost: tuple[int, int]
+    source: Source, index: RunIndex, issues: Iterable[Mapping[str, Any]], course: Course, lost: LostSteps
 ) -> Findings:
     """Return what the verdict on a run is made of.
 
@@ -78,7 +77,7 @@ def findings(
         index: The run.
         issues: All of its issues.
         course: With the losses of the run, and whether anything was judged.
-        lost: Steps without a record, and records that could not be written.
+        lost: What its sessions lost, by their records.
     """
     parts: dict[bool, list[Issue]] = {True: [], False: []}
     for issue in issues:

@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from gradflow_export import Exporter, JsonlWriter, MemoryWriter
+from gradflow_export.cli.report import summarise
 from gradflow_export.engine import worker as worker_module
 from gradflow_export.hooks.optimizer_hooks import listen
 from gradflow_export.storage.reader import read_run
+from tensorboard_plugin_gradflow import standalone
+from tensorboard_plugin_gradflow.data import run_meta
 
 
 class Broken:
@@ -117,7 +120,8 @@ def test_a_tap_that_raises_is_set_aside(name, loop, said, monkeypatch):
     assert [r.step for r in memory.records] == [1, 2, 3, 4, 5]
     if part in STILL:
         assert all(r.value(STILL[part]) is not None for r in memory.records)
-    assert f"disabled after an error: {part}" in exporter.report()
+    (step,) = exporter.summary()["lost"]["disabled"].values()
+    assert f"disabled after an error: {part} (step {step})" in exporter.report().splitlines()[1]
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -151,6 +155,26 @@ def test_a_rule_that_raises_is_set_aside(loop, said, monkeypatch):
     assert [r.step for r in memory.records] == [1, 2, 3, 4, 5]
     assert len(said()) == 1
     assert "rule" in said()[0]
+    assert "disabled after an error: rule numerical (step 1)" in exporter.summary()["verdict"]
+
+
+def test_what_an_error_disabled_is_a_loss_wherever_a_run_is_judged(loop, monkeypatch, tmp_path):
+    """The exporter, the command line and the panel say the same, with the step."""
+    exporter = Exporter(loop.model, backends=["tensorboard"], logdir=tmp_path / "a", verbose=0).watch(loop.criterion)
+    loop.train(12)
+    monkeypatch.setattr(PARTS["loss"], None)
+    loop.train(2)
+    exporter.close()
+    source = standalone.open_source(tmp_path)
+    panel = run_meta(source, "a")["said"]
+    verdicts = {
+        exporter.summary()["verdict"],
+        summarise(read_run(tmp_path / "a")).verdict,
+        ": ".join(panel[name] for name in ("headline", "detail")),
+    }
+    (verdict,) = verdicts
+    assert "no open problem in the 14 recorded steps; disabled after an error: loss (step 13)" in verdict
+    assert panel["tone"] == "warn"
 
 
 @pytest.mark.parametrize("answer", ["raises", "words", "infinite", "none", "ok"])

@@ -99,6 +99,42 @@ def test_micro_batches_whose_targets_are_all_left_out_weigh_nothing(watching, re
     assert record.value("alignment.accuracy") == pytest.approx(hits / 10)
 
 
+class Smoothed(nn.Module):
+    """A criterion of the user's own, with a second term."""
+
+    def forward(self, z, y):
+        """Return a loss."""
+        return F.cross_entropy(z, y, ignore_index=0, label_smoothing=0.1) + 1e-3 * z.square().mean()
+
+
+IGNORING = {
+    "module": nn.CrossEntropyLoss(ignore_index=0),
+    "own": Smoothed(),
+    "likelihood": lambda z, y: F.nll_loss(z.log_softmax(1), y, ignore_index=0),
+}
+
+
+@pytest.mark.parametrize("shape", [(9,), (3, 5)], ids=["flat", "sequences"])
+@pytest.mark.parametrize("name", IGNORING)
+def test_a_class_that_the_loss_ignores_has_no_accuracy(name, shape, watching, recorded):
+    """Positions whose target is ``ignore_index`` count neither as hits nor as misses, whatever its number."""
+    model, criterion = classifier(), IGNORING[name]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exporter = watching(model, criterion if isinstance(criterion, nn.Module) else None)
+    z, y = model(torch.randn(*shape, 6)).movedim(-1, 1), torch.randint(1, 4, shape)
+    y.flatten()[::2] = 0
+    loss = criterion(z, y)
+    if name == "likelihood":
+        exporter.observe(loss=loss, logits=z, targets=y)
+    loss.backward()
+    optimizer.step()
+    rows, kept = z.detach().movedim(1, -1).reshape(-1, 4), y.flatten() > 0
+    truth = truth_of([rows], [y.flatten().where(kept, -1)], [rows])
+    (record,) = recorded(exporter)
+    for metric in ("alignment.accuracy", "alignment.margin", "confidence.target", "confidence.max"):
+        assert record.value(metric) == pytest.approx(float(truth[metric]), rel=2e-5, abs=1e-7), metric
+
+
 def test_predictions_that_are_handed_over_twice_count_once(watching, recorded):
     """The gradient of predictions that criterion and observe both know of is not counted twice."""
     model, criterion = classifier(), nn.CrossEntropyLoss()

@@ -159,8 +159,8 @@ def test_every_run_below_a_folder_is_reported(tmp_path, capsys):
     assert lines[1:] == [
         "  sick    [HIGH] 1 problem: VANISHING in blocks.3 since step 2. Fix: Look at blocks.3",
         "  deep/b  the loss is Inf: no open problem in 1 recorded step",
-        "  flat    the loss has not fallen: from 1 to 1; no open problem in 10 recorded steps",
-        "  a       healthy: no open problem in 10 recorded steps; the loss fell from 4 to 1",
+        "  flat    the loss has not fallen: from 1 to 1 (medians of 5); no open problem in 10 recorded steps",
+        "  a       healthy: no open problem in 10 recorded steps; the loss fell from 4 to 1 (medians of 5)",
     ]
     _, out, _ = report(capsys, tmp_path, "--details")
     assert sum("recorded" in line and line.startswith("  steps ") for line in out.splitlines()) == 5
@@ -269,7 +269,7 @@ def test_readings_that_lie_far_apart_are_named_where_they_make_the_last_loss(tmp
     """The median of five losses that are hundreds of steps apart is not the loss of the last step."""
     session(tmp_path, 1, [*range(1, 101), 150, 200, 250, 300])
     _, out, _ = report(capsys, tmp_path)
-    where = "(median of the last 5 that were read, at steps 100 to 300)"
+    where = "(medians of 5, the last read at steps 100 to 300)"
     assert f"the loss fell from 0.3333 to 0.005 {where}" in out
 
 

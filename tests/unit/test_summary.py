@@ -28,14 +28,20 @@ def issue(severity, layer, healed=None):
 def test_a_falling_loss_is_told_in_the_verdict():
     """Medians of either end are named, so that one odd batch does not matter."""
     verdict = summed([2.0, 2.0, 9.0, 2.0, 2.0, 1.5, 1.0, 0.5, 0.5, 0.5, 7.0, 0.5]).verdict
-    assert verdict == "healthy: no open problem in 12 recorded steps; the loss fell from 2 to 0.5"
+    assert verdict == "healthy: no open problem in 12 recorded steps; the loss fell from 2 to 0.5 (medians of 5)"
 
 
 def test_a_loss_that_does_not_fall_is_told_too():
     """No open problem is not the same as learning, and such a run is not called healthy."""
-    assert summed([1.0] * 12).verdict == "the loss has not fallen: from 1 to 1; no open problem in 12 recorded steps"
+    assert (
+        summed([1.0] * 12).verdict
+        == "the loss has not fallen: from 1 to 1 (medians of 5); no open problem in 12 recorded steps"
+    )
     slow = [1.384] * 6 + [1.379] * 6
-    assert summed(slow).verdict == "the loss hardly fell: from 1.384 to 1.379; no open problem in 12 recorded steps"
+    assert (
+        summed(slow).verdict
+        == "the loss hardly fell: from 1.384 to 1.379 (medians of 5); no open problem in 12 recorded steps"
+    )
     assert summed([-loss for loss in reversed(slow)]).verdict.startswith("healthy"), "relative to what, below 0?"
 
 
@@ -96,15 +102,16 @@ def test_the_share_of_the_run_counts_steps_without_a_record_too():
     assert summed([1.0] * 12).as_dict()["overhead"] is None
 
 
-def test_the_last_loss_is_the_same_wherever_it_is_told():
-    """The verdict, the table and the JSON mean one thing by it; a loss that ended in NaN is shown as it is."""
+def test_the_last_loss_of_the_table_is_the_last_that_was_read():
+    """As of every other metric; the verdict compares medians. A loss that ended in NaN is shown as it is."""
     summary = RunSummary()
     for step in range(1, 41):
         summary.add(StepRecord(step, float(step), (Reading.run("loss", 3.0 / step + (0.5 if step == 40 else 0.0)),)))
     told = summary.as_dict()
-    last = told["loss"]["last"]
+    last = 3.0 / 40 + 0.5
     assert told["headline"]["loss"]["last"] == pytest.approx(last)
-    assert f"to {last:.4g}" in summary.verdict
+    assert told["loss"]["last"] == pytest.approx(3.0 / 37)
+    assert f"to {told['loss']['last']:.4g}" in summary.verdict
     (row,) = [line for line in summary.as_text("run").splitlines() if line.split()[:1] == ["loss"]]
     assert float(row.split()[1]) == pytest.approx(last, rel=1e-3)
     summary.add(StepRecord(41, 41.0, (Reading.run("loss", math.nan),)))
@@ -149,8 +156,8 @@ def test_what_an_earlier_session_left_open_is_no_problem_of_this_one():
         report.add(StepRecord(step, float(step), (Reading.run("loss", loss),)))
     later.earlier = (early,)
     named = "1 problem left open by an earlier session: DEAD in a since step 3; no other open problem in"
-    assert report.verdict == f"{named} 24 recorded steps; the loss has not fallen from 1 to 1"
-    assert later.verdict == f"{named} 12 recorded steps; the loss fell from 4 to 1"
+    assert report.verdict == f"{named} 24 recorded steps; the loss has not fallen from 1 to 1 (medians of 5)"
+    assert later.verdict == f"{named} 12 recorded steps; the loss fell from 4 to 1 (medians of 5)"
     again = Issue(**{**vars(early), "step": 25})
     for summary in (report, later):
         summary.add(StepRecord(25, 25.0, issues=(again,)))
