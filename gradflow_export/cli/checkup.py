@@ -237,7 +237,8 @@ def _consult(report: Report, options: argparse.Namespace, steps: int) -> None:
             try:
                 _experiment(report, laboratory, options)
             except GradflowError as error:
-                report.notes.append(f"nothing was tried: {error}")
+                tried = any(verdict.trials for verdict in report.verdicts)
+                report.notes.append(f"{'not everything' if tried else 'nothing'} was tried: {error}")
 
 
 def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namespace) -> None:

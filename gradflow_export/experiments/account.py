@@ -126,7 +126,9 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
     behind = {issue.key: issue.explained_by for issue in with_causes(issues)}
     for issue in issues:
         tried = [
-            each for each in verdict.trials if each.acted and any(issue.issue_type in find(n).fixes for n in each.names)
+            each
+            for each in verdict.trials
+            if each.acted and each not in verdict.pending and any(issue.issue_type in find(n).fixes for n in each.names)
         ]
         cured = [each for each in tried if verdict.helps(each)]
         cured = [each for each in cured if each in verdict.cures] or cured
@@ -223,6 +225,8 @@ def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
     if verdict.baseline is None:
         return ["the experiments were stopped before there was a result."]
     told = [f"tried in {verdict.runs} runs of up to {verdict.steps} steps, {verdict.cpu:.1f} s of CPU time:"]
+    if verdict.cut:
+        told.append(f"  {incomplete(verdict)}")
     if verdict.measured:
         told.append(f"  Measured: {verdict.measured}.")
     told.append(f"  {state(verdict)}")
@@ -236,15 +240,30 @@ def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
             for at, line in enumerate(patch(trial, verdict.facts).split("\n"))
         ]
     if verdict.baseline.ill and not verdict.cures and not verdict.refused:
-        told.append(f"  No treatment makes it learn{_advice(verdict.baseline)}.")
-    vain = [trial for trial in verdict.vain if trial not in verdict.cures]
-    if vain:
-        each = ", ".join(f"{' + '.join(t.names)} ({number(t.effects.get(0, math.inf))})" for t in vain)
-        what = _compared(verdict)
-        told.append(f"  also tried ({what} {number(verdict.baseline.effect[0])} unchanged): {each}")
-    if verdict.cut:
-        told.append("  The CPU budget was used up before everything was tried.")
+        known = "None of those tried so far" if verdict.cut else "No treatment"
+        told.append(f"  {known} makes it learn{'' if verdict.cut else _advice(verdict.baseline)}.")
+    plain = f"{_compared(verdict)} {number(verdict.baseline.effect[0])} unchanged"
+    for what, trials in beside(verdict).items():
+        each = ", ".join(f"{' + '.join(t.names)} ({number(t.effects.get(0, math.inf))})" for t in trials)
+        told.append(f"  {what} ({plain}): {each}")
     return told
+
+
+def incomplete(verdict: Verdict) -> str:
+    """Return in a sentence why a search ended before everything was tried, and what was not."""
+    names = [" + ".join(each) for each in verdict.untried if len(each) == 1]
+    names += [f"combinations ({count})"] if (count := len(verdict.untried) - len(names)) else []
+    left = f" Not tried: {', '.join(names)}." if names else ""
+    return f"Incomplete: {verdict.cut} before everything was tried.{left}"
+
+
+def beside(verdict: Verdict) -> dict[str, list[Trial]]:
+    """Return what was tried beside the cures, by what came of it."""
+    found = {
+        "seems to help, not confirmed yet": verdict.pending,
+        "also tried": [trial for trial in verdict.vain if trial not in verdict.cures],
+    }
+    return {what: trials for what, trials in found.items() if trials}
 
 
 def _advice(baseline: Baseline) -> str:
@@ -270,7 +289,9 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "placebos": {name: number_to_json(each) for name, each in base.placebos.items()} if base else {},
         "cures": [_trial(each, verdict) for each in verdict.cures],
         "in_vain": [_trial(each, verdict) for each in verdict.vain if each not in verdict.cures] if base else [],
-        "budget_spent": verdict.cut,
+        "pending": [_trial(each, verdict) for each in verdict.pending] if base else [],
+        "incomplete": verdict.cut or None,
+        "not_tried": [list(names) for names in verdict.untried],
         "runs": verdict.runs,
         "cpu_seconds": round(verdict.cpu, 3),
     }

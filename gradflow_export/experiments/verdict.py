@@ -43,7 +43,8 @@ class Verdict:
         accused: What structure proves against it, and a watched run shows again.
         suspects: What the symptoms accuse.
         seeds: How many seeds gave runs that differ.
-        cut: Whether the budget ended it before everything was tried.
+        planned: What is tried as long as nothing helps, in order.
+        cut: Why it ended before everything was tried, in a few words; empty where it did not.
         runs: How many runs there were.
         cpu: Their seconds of processor time.
     """
@@ -62,7 +63,8 @@ class Verdict:
     accused: frozenset[IssueType] = frozenset()
     suspects: tuple[IssueType, ...] = ()
     seeds: int = SEEDS
-    cut: bool = False
+    planned: Sequence[tuple[str, ...]] = ()
+    cut: str = ""
     runs: int = 0
     cpu: float = 0.0
 
@@ -81,7 +83,19 @@ class Verdict:
     @property
     def vain(self) -> list[Trial]:
         """What was tried and does not help."""
-        return [trial for trial in self.trials if trial.acted and not self.helps(trial)]
+        return [each for each in self.trials if each.acted and not self.helps(each) and each not in self.pending]
+
+    @property
+    def pending(self) -> list[Trial]:
+        """What promises to help with the first seed, where the search ended before the others."""
+        base = None if self.refused else self.baseline
+        return [each for each in self.trials if self.cut and len(each.effects) < SEEDS and each.promises(base)]
+
+    @property
+    def untried(self) -> list[tuple[str, ...]]:
+        """What was planned and has not been tried, where the search ended before."""
+        tried = {each.names for each in self.trials}
+        return [names for names in self.planned if self.cut and names not in tried]
 
 
 def later_steps(verdict: Verdict) -> int:
