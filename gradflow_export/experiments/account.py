@@ -58,14 +58,9 @@ def _compared(verdict: Verdict) -> str:
 
 def patch(trial: Trial, facts: Mapping[str, Any]) -> str:
     """Return the code that makes a treatment for good, chosen by what the first run saw."""
-    code = patches(trial.names)
     if facts.get("adam") and len(trial.names) == 1 and trial.names[0] in ADAMS:
         return f"for group in optimizer.param_groups:\n    group['lr'] = {ADAMS[trial.names[0]]:g}"
-    if trial.names == ("keep the gradients as backward left them",):
-        if facts.get("kept", 1.0) == 0:
-            return "optimizer.zero_grad()  # before backward(), not between backward() and step()"
-        return f"# as little as {facts.get('kept', 1.0):.2g} of the gradient remains\n{code}"
-    return code
+    return patches(trial.names, facts)
 
 
 def separates(name: str, facts: Mapping[str, Any]) -> str:
