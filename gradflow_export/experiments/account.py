@@ -237,11 +237,13 @@ def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
     if verdict.baseline.ill and not verdict.cures and not verdict.refused:
         known = "None of those tried so far" if verdict.cut else "No treatment"
         told.append(f"  {known} makes it learn{'' if verdict.cut else _advice(verdict.baseline)}.")
-    plain = f"{_compared(verdict)} {number(verdict.baseline.effect[0])} unchanged"
-    for what, trials in beside(verdict).items():
-        each = ", ".join(f"{' + '.join(t.names)} ({number(t.effects.get(0, math.inf))})" for t in trials)
-        told.append(f"  {what} ({plain}): {each}")
+    told += [f"  {what}: {', '.join(trials)}" for what, trials in beside(verdict).items()]
     return told
+
+
+def _brief(trial: Trial) -> str:
+    known = f"the run failed, {trial.error}" if trial.error else number(trial.effects.get(0, math.inf))
+    return f"{' + '.join(trial.names)} ({known})"
 
 
 def incomplete(verdict: Verdict) -> str:
@@ -252,13 +254,26 @@ def incomplete(verdict: Verdict) -> str:
     return f"Incomplete: {verdict.cut} before everything was tried.{left}"
 
 
-def beside(verdict: Verdict) -> dict[str, list[Trial]]:
-    """Return what was tried beside the cures, by what came of it."""
+def beside(verdict: Verdict, *, several: bool = False) -> dict[str, list[str]]:
+    """Return what was tried beside the cures, by what came of it.
+
+    Args:
+        verdict: What the experiments showed.
+        several: Whether there are runs of more steps as well, so that it is said of how many these are.
+    """
+    assert verdict.baseline is not None
+    why = "another goes before it" if verdict.cures else "not prescribed"
     found = {
+        f"also confirmed in {SEEDS} of {SEEDS} seeds, {why}": verdict.surplus,
         "seems to help, not confirmed yet": verdict.pending,
         "also tried": [trial for trial in verdict.vain if trial not in verdict.cures],
     }
-    return {what: trials for what, trials in found.items() if trials}
+    steps = f" after {verdict.steps} steps" if several or verdict.shorter else ""
+    plain = f"{_compared(verdict)} {number(verdict.baseline.effect[0])} unchanged{steps}"
+    told = {f"{what} ({plain})": list(map(_brief, trials)) for what, trials in found.items() if trials}
+    if verdict.shorter:
+        told |= beside(replace(verdict.shorter, cures=verdict.cures, cut=verdict.cut), several=True)
+    return told
 
 
 def _advice(baseline: Baseline) -> str:
@@ -284,9 +299,11 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "placebos": {name: number_to_json(each) for name, each in base.placebos.items()} if base else {},
         "cures": [_trial(each, verdict) for each in verdict.cures],
         "in_vain": [_trial(each, verdict) for each in verdict.vain if each not in verdict.cures] if base else [],
+        "also_confirmed": [_trial(each, verdict) for each in verdict.surplus] if base else [],
         "pending": [_trial(each, verdict) for each in verdict.pending] if base else [],
         "incomplete": verdict.cut or None,
         "not_tried": [list(names) for names in verdict.untried],
+        "in_fewer_steps": as_json(replace(verdict.shorter, cures=[])) if verdict.shorter else None,
         "runs": verdict.runs,
         "cpu_seconds": round(verdict.cpu, 3),
     }

@@ -74,8 +74,7 @@ def _verdict(verdict: Verdict, issues: Sequence[Issue]) -> list[str]:
     parts.append(f"<p>The loss of each step. After step {verdict.steps} the weights are held, and it is compared.</p>")
     parts.append(curves({each: verdict.curves[each] for each in shown if each in verdict.curves}))
     for what, trials in beside(verdict).items():
-        rows = "".join(f"<tr><td>{escape(effect(trial, verdict))}</td></tr>" for trial in trials)
-        parts.append(f"<h3>{what.capitalize()}</h3><table>{rows}</table>")
+        parts.append(f"<p>{escape(what[0].upper() + what[1:])}: {escape(', '.join(trials))}.</p>")
     return parts
 
 

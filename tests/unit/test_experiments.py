@@ -23,7 +23,7 @@ import pytest
 
 from gradflow_export.cli import main
 from gradflow_export.errors import ArgumentError
-from gradflow_export.experiments.account import cures, lines, patch, remark, weighed
+from gradflow_export.experiments.account import as_json, cures, lines, patch, remark, weighed
 from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline, Trial, best
 from gradflow_export.experiments.facts import Facts
@@ -542,6 +542,30 @@ def test_a_search_that_was_stopped_claims_nothing_of_what_it_did_not_try(interru
     assert any("[CURE] learning rate x 0.01" in line for line in told) == cured
     page = as_html("train.py", [], [verdict], [], Outcome(steps=100))
     assert "Incomplete: the " in page
+
+
+def test_everything_that_was_confirmed_stands_in_the_report():
+    """What another cure goes before, what is not prescribed, and what was known before a longer run."""
+    small, failed = Trial(("learning rate x 0.1",), {0: 0.9}), Trial(("dropout 0",), {0: math.inf}, error="KeyError: 1")
+    cure, other = (Trial((name,), dict.fromkeys(range(3), 0.3)) for name in ("weight decay 0", "learning rate x 100"))
+    verdict = Verdict(
+        Training(0, 500, 1), 60, baseline=Baseline((1.0,) * 3, (0.95,) * 3), trials=[small, failed, other]
+    )
+    also = "also confirmed in 3 of 3 seeds, not prescribed (loss 0.95 unchanged): learning rate x 100 (0.3)"
+    assert also in "\n".join(lines(verdict))
+    verdict.trials, verdict.cures = [*verdict.trials, cure], [cure]
+    also = also.replace("not prescribed", "another goes before it")
+    assert also in "\n".join(lines(verdict))
+    assert "dropout 0 (the run failed, KeyError: 1)" in "\n".join(lines(verdict))
+    assert also[1:] in as_html("train.py", [], [verdict], [], Outcome(steps=100))
+    assert [each["treatments"] for each in as_json(verdict)["also_confirmed"]] == [["learning rate x 100"]]
+    verdict.cures = [other]
+    longer(_Runs({(): 0.9, ("learning rate x 0.1",): 0.2}), verdict, [small])
+    assert [each.names for each in verdict.cures] == [small.names]
+    told = "\n".join(lines(verdict))
+    assert "(loss 0.95 unchanged after 60 steps): learning rate x 100 (0.3), weight decay 0 (0.3)" in told
+    shorter = as_json(verdict)["in_fewer_steps"]
+    assert [each["treatments"] for each in shorter["also_confirmed"]] == [["learning rate x 100"], ["weight decay 0"]]
 
 
 @pytest.mark.parametrize(("name", "treated", "confirmed"), [
