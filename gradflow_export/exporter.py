@@ -328,6 +328,12 @@ def watching(model: nn.Module) -> list[Exporter]:
     return [exporter for exporter in known if exporter is not None and not exporter._closed]  # noqa: SLF001 - same
 
 
+def updates_by_hand(exporter: Exporter) -> int:
+    """Return how many updates of the weights were found so far that no optimizer made."""
+    loop = exporter._loop  # noqa: SLF001 - same module
+    return 0 if loop is None else loop.hand.updates
+
+
 def note(exporter: Exporter, readings: Drained) -> None:
     """Put readings that were made elsewhere into the record of the step under way; of one metric the last counts."""
     loop = exporter._loop  # noqa: SLF001 - same module

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradflow_export.cli.console import show
+from gradflow_export.cli.console import agreed, show
 from gradflow_export.cli.sarif import as_sarif
 from gradflow_export.errors import ArgumentError, GradflowError, StorageError
 from gradflow_export.experiments.runs import Outcome
@@ -198,8 +198,8 @@ def _status(report: Report) -> int:
         return 2
     if not outcome.steps and not report.issues:
         sys.stderr.write(
-            f"gradflow: {name} made no step of a torch.optim.Optimizer with a model that was called; nothing to "
-            f"report. {_trains_elsewhere(outcome.elsewhere) or 'Give the arguments with which it trains.'}\n"
+            f"gradflow: {name} made no step of a torch.optim.Optimizer, and none by hand, with a model that is called; "
+            f"nothing to report. {_trains_elsewhere(outcome.elsewhere) or 'Give the arguments with which it trains.'}\n"
         )
         return 2
     return report.code
@@ -233,11 +233,17 @@ def _consult(report: Report, options: argparse.Namespace, steps: int) -> None:
         longer = not hasattr(options, "steps")
         watching = functools.partial(run_script, report.target, steps, stop=stop, longer=longer)
         report.outcome = laboratory.apart(watching, sys.stdout, sys.stderr)
-        if tried != "no" and not report.outcome.error and report.outcome.models:
+        if tried != "no" and report.outcome.by_hand:
+            report.notes.append(
+                "nothing was tried: the script updates its weights by hand, and experiments change the steps of a "
+                "torch.optim.Optimizer. Let one make the steps, such as torch.optim.SGD(model.parameters(), lr=0.1)."
+            )
+        elif tried != "no" and not report.outcome.error and report.outcome.models:
             try:
                 _experiment(report, laboratory, options)
             except GradflowError as error:
-                report.notes.append(f"nothing was tried: {error}")
+                tried = any(verdict.trials for verdict in report.verdicts)
+                report.notes.append(f"{'not everything' if tried else 'nothing'} was tried: {error}")
 
 
 def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namespace) -> None:
@@ -254,7 +260,7 @@ def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namesp
     survey = laboratory.look(steps=steps)
     seconds = RUNS * survey.run_seconds(steps) * len(survey.trainings) / laboratory.plan.jobs
     seconds += (RUNS if laboratory.whole else 3) * survey.setup
-    if not tried and seconds > PATIENCE and not _wanted(seconds):
+    if not tried and seconds > PATIENCE and not agreed(f"testing fixes takes about {seconds:.0f} s. Run?"):
         report.notes.append(f"nothing was tried: it would take about {seconds:.0f} s; pass --try to run it.")
         return
     if not survey.ended:
@@ -285,15 +291,6 @@ def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namesp
             if tried == "all" or hasattr(options, "html"):
                 tell("the additional questions")
                 report.answers += answers(laboratory, battery.verdict, survey.trainings)
-
-
-def _wanted(seconds: float) -> bool:
-    """Ask whether something that takes so long is wanted; nobody who cannot be asked wants it."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
-    sys.stderr.write(f"gradflow: testing fixes takes about {seconds:.0f} s. Run? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 def _budget(text: str, run: float) -> float:

@@ -48,6 +48,15 @@ def show(text: str) -> None:
         console.print(line, soft_wrap=True)
 
 
+def agreed(question: str) -> bool:
+    """Ask whether something is wanted; nobody who cannot be asked wants it."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    sys.stderr.write(f"gradflow: {question} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
 def folded(lines: Sequence[str], console: Console) -> Iterator[Text]:
     """Yield lines that are no wider than a console, with the styles of what they say.
 

@@ -19,7 +19,7 @@ from gradflow_export.experiments.runs import Outcome, Place
 from gradflow_export.experiments.survey import joined
 from gradflow_export.experiments.target import CELL, Target, run_target, told
 from gradflow_export.experiments.watched import MODELS, outermost, watch
-from gradflow_export.exporter import Exporter, watching
+from gradflow_export.exporter import Exporter, updates_by_hand, watching
 from gradflow_export.hooks.guards import hook_all_calls
 from gradflow_export.hooks.optimizer_hooks import listen
 from gradflow_export.records.issues import Issue, IssueType
@@ -39,7 +39,7 @@ class _Enough(BaseException):
 
 
 class ScriptWatch:
-    """Attaches an exporter to each outermost module that is called with gradients, and counts optimizer steps.
+    """Attaches an exporter to each outermost module that is called with gradients, and counts its steps.
 
     Args:
         script: File of the program, so that its lines can be named.
@@ -55,6 +55,8 @@ class ScriptWatch:
         self._members: set[int] = set()
         self._roots: set[int] = set()
         self._asleep: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        # Held until it is looked at for an update that no optimizer made: the script may let go of it before.
+        self._latest: nn.Module | None = None
         self._depth = 0
         self._counts: dict[int, int] = {}
         self._spans: dict[int, list[int]] = {}
@@ -64,8 +66,9 @@ class ScriptWatch:
 
     @property
     def steps(self) -> int:
-        """Steps of the optimizer that stepped most."""
-        return max(self._counts.values(), default=0)
+        """Steps of the optimizer that stepped most; where none did, of the model that is updated most by hand."""
+        by_hand = (updates_by_hand(exporter) for _, exporter, _ in self._exporters)
+        return max(self._counts.values() or by_hand, default=0)
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack closes every exporter."""
@@ -92,16 +95,18 @@ class ScriptWatch:
             (issue, self._step_place if issue.issue_type in _OF_THE_STEP and self._step_place.line else place)
             for issue, place in found.items()
         ]
-        steps = sum(each.steps for each in together)
-        return Outcome(steps, [name for name, _, _ in self._exporters], placed, stopped=self._stopped)
+        steps, names = sum(each.steps for each in together) or self.steps, [name for name, _, _ in self._exporters]
+        return Outcome(steps, names, placed, stopped=self._stopped, by_hand=steps > 0 and not self._counts)
 
     def _called(self, module: nn.Module, _args: Any) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         if id(module) in self._members:
-            self._depth += id(module) in self._roots
+            if id(module) in self._roots:
+                self._depth += 1
+                self._latest = None if self._counts else module
             self._calls += 1
-            if self._stop and not self._counts and self._calls > CALLS_PER_STEP * self._steps:
+            if self._stop and not self.steps and self._calls > CALLS_PER_STEP * self._steps:
                 self._enough()
         elif self._depth == 0 and any(p.requires_grad for p in module.parameters()):
             if not module.training:
@@ -114,6 +119,9 @@ class ScriptWatch:
     def _left(self, module: nn.Module, _args: Any, _output: Any) -> None:
         if id(module) in self._roots and not torch.compiler.is_compiling():
             self._depth = max(self._depth - 1, 0)
+            if not self._counts and self.steps:
+                # The call has shown whether the weights are others since the one before.
+                self._judge()
 
     def _watch(self, model: nn.Module) -> None:
         place = self._here()
@@ -140,6 +148,11 @@ class ScriptWatch:
         self._counts[id(optimizer)] = self._counts.get(id(optimizer), 0) + 1
         self._spans.setdefault(id(optimizer), [self._all, self._all])[1] = self._all
         self._all += 1
+        self._judge()
+
+    def _judge(self) -> None:
+        """Stop the script where it has made enough steps."""
+        self._until = self._until or time.process_time() + SECONDS
         if not self._stop or self.steps < self._steps:
             return
         if self.steps >= self._most or time.process_time() > self._until:

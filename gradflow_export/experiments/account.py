@@ -58,14 +58,9 @@ def _compared(verdict: Verdict) -> str:
 
 def patch(trial: Trial, facts: Mapping[str, Any]) -> str:
     """Return the code that makes a treatment for good, chosen by what the first run saw."""
-    code = patches(trial.names)
     if facts.get("adam") and len(trial.names) == 1 and trial.names[0] in ADAMS:
         return f"for group in optimizer.param_groups:\n    group['lr'] = {ADAMS[trial.names[0]]:g}"
-    if trial.names == ("keep the gradients as backward left them",):
-        if facts.get("kept", 1.0) == 0:
-            return "optimizer.zero_grad()  # before backward(), not between backward() and step()"
-        return f"# as little as {facts.get('kept', 1.0):.2g} of the gradient remains\n{code}"
-    return code
+    return patches(trial.names, facts)
 
 
 def separates(name: str, facts: Mapping[str, Any]) -> str:
@@ -126,7 +121,9 @@ def weighed(issues: Sequence[Issue], verdict: Verdict) -> list[Issue]:
     behind = {issue.key: issue.explained_by for issue in with_causes(issues)}
     for issue in issues:
         tried = [
-            each for each in verdict.trials if each.acted and any(issue.issue_type in find(n).fixes for n in each.names)
+            each
+            for each in verdict.trials
+            if each.acted and each not in verdict.pending and any(issue.issue_type in find(n).fixes for n in each.names)
         ]
         cured = [each for each in tried if verdict.helps(each)]
         cured = [each for each in cured if each in verdict.cures] or cured
@@ -223,6 +220,8 @@ def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
     if verdict.baseline is None:
         return ["the experiments were stopped before there was a result."]
     told = [f"tried in {verdict.runs} runs of up to {verdict.steps} steps, {verdict.cpu:.1f} s of CPU time:"]
+    if verdict.cut:
+        told.append(f"  {incomplete(verdict)}")
     if verdict.measured:
         told.append(f"  Measured: {verdict.measured}.")
     told.append(f"  {state(verdict)}")
@@ -236,14 +235,44 @@ def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
             for at, line in enumerate(patch(trial, verdict.facts).split("\n"))
         ]
     if verdict.baseline.ill and not verdict.cures and not verdict.refused:
-        told.append(f"  No treatment makes it learn{_advice(verdict.baseline)}.")
-    vain = [trial for trial in verdict.vain if trial not in verdict.cures]
-    if vain:
-        each = ", ".join(f"{' + '.join(t.names)} ({number(t.effects.get(0, math.inf))})" for t in vain)
-        what = _compared(verdict)
-        told.append(f"  also tried ({what} {number(verdict.baseline.effect[0])} unchanged): {each}")
-    if verdict.cut:
-        told.append("  The CPU budget was used up before everything was tried.")
+        known = "None of those tried so far" if verdict.cut else "No treatment"
+        told.append(f"  {known} makes it learn{'' if verdict.cut else _advice(verdict.baseline)}.")
+    told += [f"  {what}: {', '.join(trials)}" for what, trials in beside(verdict).items()]
+    return told
+
+
+def _brief(trial: Trial) -> str:
+    known = f"the run failed, {trial.error}" if trial.error else number(trial.effects.get(0, math.inf))
+    return f"{' + '.join(trial.names)} ({known})"
+
+
+def incomplete(verdict: Verdict) -> str:
+    """Return in a sentence why a search ended before everything was tried, and what was not."""
+    names = [" + ".join(each) for each in verdict.untried if len(each) == 1]
+    names += [f"combinations ({count})"] if (count := len(verdict.untried) - len(names)) else []
+    left = f" Not tried: {', '.join(names)}." if names else ""
+    return f"Incomplete: {verdict.cut} before everything was tried.{left}"
+
+
+def beside(verdict: Verdict, *, several: bool = False) -> dict[str, list[str]]:
+    """Return what was tried beside the cures, by what came of it.
+
+    Args:
+        verdict: What the experiments showed.
+        several: Whether there are runs of more steps as well, so that it is said of how many these are.
+    """
+    assert verdict.baseline is not None
+    why = "another goes before it" if verdict.cures else "not prescribed"
+    found = {
+        f"also confirmed in {SEEDS} of {SEEDS} seeds, {why}": verdict.surplus,
+        "seems to help, not confirmed yet": verdict.pending,
+        "also tried": [trial for trial in verdict.vain if trial not in verdict.cures],
+    }
+    steps = f" after {verdict.steps} steps" if several or verdict.shorter else ""
+    plain = f"{_compared(verdict)} {number(verdict.baseline.effect[0])} unchanged{steps}"
+    told = {f"{what} ({plain})": list(map(_brief, trials)) for what, trials in found.items() if trials}
+    if verdict.shorter:
+        told |= beside(replace(verdict.shorter, cures=verdict.cures, cut=verdict.cut), several=True)
     return told
 
 
@@ -270,7 +299,11 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "placebos": {name: number_to_json(each) for name, each in base.placebos.items()} if base else {},
         "cures": [_trial(each, verdict) for each in verdict.cures],
         "in_vain": [_trial(each, verdict) for each in verdict.vain if each not in verdict.cures] if base else [],
-        "budget_spent": verdict.cut,
+        "also_confirmed": [_trial(each, verdict) for each in verdict.surplus] if base else [],
+        "pending": [_trial(each, verdict) for each in verdict.pending] if base else [],
+        "incomplete": verdict.cut or None,
+        "not_tried": [list(names) for names in verdict.untried],
+        "in_fewer_steps": as_json(replace(verdict.shorter, cures=[])) if verdict.shorter else None,
         "runs": verdict.runs,
         "cpu_seconds": round(verdict.cpu, 3),
     }

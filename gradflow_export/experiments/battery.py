@@ -74,7 +74,10 @@ class Battery:
             if not verdict.refused:
                 self._treat()
             elif verdict.accused:
-                self._try([(each.name,) for each in self._mending()])
+                self._try([(each.name,) for each in _mending(verdict)])
+        except BaseException:
+            verdict.cut = "the search was stopped"
+            raise
         finally:
             verdict.runs, verdict.cpu = laboratory.runs - before[0], laboratory.cpu - before[1]
         return verdict
@@ -136,17 +139,18 @@ class Battery:
         # What the symptoms accuse is tried with what is exact, and goes before it.
         accused = [e for e in tuning if not _near([e.name], verdict) and (ill or slow or self._licensed([e.name]))]
         first = [e for e in exact if slow or self._everything or not e.choice or self._licensed([e.name])] + accused
-        first = [*first, *(each for each in self._mending() if each not in first)]
+        first = [*first, *(each for each in _mending(verdict) if each not in first)]
         possible = combinations({each.name for each in exact + tuning}) if ill else []
         early = [names for names in possible if find(names[0]).kind == EXACT]
+        after = [e for e in tuning if ill or self._everything or (slow and IssueType.LEARNING_RATE in e.fixes)]
+        after = [each for each in after if each not in first]
+        verdict.planned = [*((each.name,) for each in first + after), *possible]
         self._try([*((each.name,) for each in first), *early])
         seen = [e for e in verdict.trials if ill and (_evident(e.names, verdict) or _structural(e.names, verdict))]
         if all(_tunes(trial.names) for trial in verdict.cures) and not verdict.cut:
             longer(self._laboratory, verdict, seen)
-        if ((ill or slow) and not verdict.cures) or self._everything:
-            faster = [each for each in tuning if ill or self._everything or IssueType.LEARNING_RATE in each.fixes]
-            faster = [each for each in faster if self._everything or slow or self._licensed([each.name])]
-            self._try([(each.name,) for each in faster if each not in first])
+        if not verdict.cures or self._everything:
+            self._try([(each.name,) for each in after])
         if self._begins_later():
             return
         if not verdict.cures and not verdict.cut:
@@ -180,15 +184,6 @@ class Battery:
         verdict.baseline = replace(verdict.baseline, moves=f"it begins to learn within {later} steps")
         verdict.faster, verdict.cures = verdict.cures[:1], []
         return True
-
-    def _mending(self) -> list[Treatment]:
-        """Return the treatments that are the fix of what structure proves."""
-        proved, facts = [each for each in self.verdict.found if each[0] in self.verdict.accused], self.verdict.facts
-        evident = [each for each in of_kind(MENDING, facts) if each.evident(facts) and not self.verdict.refused]
-        meant = [each for kind in (EXACT, MENDING) for each in of_kind(kind, facts) if each.meant(proved)]
-        # What tunes is the fix of its first type alone.
-        tuned = [each for each in of_kind(TUNING, facts) if each.fixes[0] in {kind for kind, _ in proved}]
-        return list(dict.fromkeys([*meant, *evident, *tuned]))
 
     def _licensed(self, names: Sequence[str]) -> bool:
         """Return whether a rescue by these treatments is believed: no program is tuned that learns.
@@ -224,12 +219,19 @@ class Battery:
         return sorted(treatments, key=lambda each: _near([each.name], self.verdict))
 
     def _try(self, wanted: Sequence[tuple[str, ...]]) -> None:
-        """Try treatments, confirm what helps, and name the best."""
+        """Try treatments, confirm what helps, and name the best, also where this is interrupted."""
+        tried: dict[tuple[str, ...], Trial] = {}
+        try:
+            self._screen(wanted, tried)
+        finally:
+            self._name(list(tried.values()))
+
+    def _screen(self, wanted: Sequence[tuple[str, ...]], tried: dict[tuple[str, ...], Trial]) -> None:
+        """Try treatments, and confirm what helps; what is known so far stands in ``tried``."""
         verdict = self.verdict
         baseline = verdict.baseline
         assert baseline is not None
         given = {each.name for each in TREATMENTS if each.kind == PLACEBO}
-        tried: dict[tuple[str, ...], Trial] = {}
         for request, result in self._runs(
             [((*names, WATCH) if fixed(names, verdict) else names, 0) for names in wanted]
         ):
@@ -264,7 +266,11 @@ class Battery:
                 self._tell(f"{' + '.join(names)}: {number(effect)} instead of {number(baseline.effect[seed])}")
             if verdict.helps(trial):
                 self._tell(f"{' + '.join(names)}: confirmed in {SEEDS} of {SEEDS} seeds")
-        rescued = [trial for trial in tried.values() if verdict.relieves(trial) or self._believed(trial)]
+
+    def _name(self, tried: Sequence[Trial]) -> None:
+        """Name the best treatment of those that were tried."""
+        verdict = self.verdict
+        rescued = [trial for trial in tried if verdict.relieves(trial) or self._believed(trial)]
         if rescued and not verdict.cures:
             # What removes a mistake goes first, then what a symptom names, then what is exact.
             ranks = {trial.names: _rank(trial.names, verdict) for trial in rescued}
@@ -276,8 +282,18 @@ class Battery:
         for done in self._laboratory.run(self._queue):
             yield done
             if self._laboratory.cpu > self._budget:
-                self.verdict.cut = bool(self._queue) or self.verdict.cut
+                self.verdict.cut = self.verdict.cut or ("the CPU budget was used up" if self._queue else "")
                 self._queue.clear()
+
+
+def _mending(verdict: Verdict) -> list[Treatment]:
+    """Return the treatments that are the fix of what structure proves."""
+    proved, facts = [each for each in verdict.found if each[0] in verdict.accused], verdict.facts
+    evident = [each for each in of_kind(MENDING, facts) if each.evident(facts) and not verdict.refused]
+    meant = [each for kind in (EXACT, MENDING) for each in of_kind(kind, facts) if each.meant(proved)]
+    # What tunes is the fix of its first type alone.
+    tuned = [each for each in of_kind(TUNING, facts) if each.fixes[0] in {kind for kind, _ in proved}]
+    return list(dict.fromkeys([*meant, *evident, *tuned]))
 
 
 def _near(names: Sequence[str], verdict: Verdict) -> int:

@@ -48,6 +48,7 @@ class Facts(Intervention):
         kept: Share of the gradient's norm that was left at the least, 1 when none was taken away.
         untrained: Parameters of the model that no optimizer has or that are frozen.
         frozen: The latter alone.
+        loose: Those that can be trained and that neither an optimizer nor a module has, as layers in a plain list.
         plain: Tables that the model multiplies with in each step, and that are neither parameters nor inputs.
         unreached: Parameters that an optimizer has and that no gradient reached.
         layers: Linear and convolutional layers.
@@ -84,7 +85,7 @@ class Facts(Intervention):
         self.stale = self.foreign = self.edited = self.untrained = self.layers = self.squashing = 0
         self.sequences = self.recurrent = self.masked = self.level = self.half = self.returned = 0
         self.frozen = self.endless = self.unreached = self.tables = self.starved = self.broken = 0
-        self.mixed = self.narrow = 0
+        self.mixed = self.narrow = self.loose = 0
         self._counts: set[int] = set()
         self._sane, self._echoed = True, False
         self._reached: set[int] = set()
@@ -261,13 +262,15 @@ class Facts(Intervention):
             for key, weight in self._known.items()
             if weight.is_floating_point()
         )
+        held = {id(weight) for root in self._roots.values() for weight in root.parameters()} | self._owned
+        self.loose = sum(key not in held and each.requires_grad for key, each in self._known.items())
         self.frozen = sum(not weight.requires_grad for weight in self._known.values() if weight.is_floating_point())
         self.unreached = len(self._owned - self._reached)
         names = (
             "decay", "schedule", "dropout", "stale", "foreign", "returned", "edited", "kept", "untrained", "layers",
             "squashing", "sequences", "recurrent", "masked", "level", "half", "resettable", "scale", "digests", "adam",
             "reached", "frozen", "endless", "gain", "offset", "unreached", "tables", "apart", "starved",
-            "tempered", "terms", "broken", "mixed", "narrow", "momentum",
+            "tempered", "terms", "broken", "mixed", "narrow", "momentum", "loose",
         )  # fmt: skip
         told = {name: getattr(self, name) for name in names}
         steps = max(self._steps, 1)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from gradflow_export.experiments.account import effect, lines, patch, state
+from gradflow_export.experiments.account import beside, effect, incomplete, lines, patch, state
 from gradflow_export.experiments.questions import Answer
 from gradflow_export.experiments.runs import Outcome
 from gradflow_export.experiments.verdict import Verdict
@@ -64,6 +64,8 @@ def _verdict(verdict: Verdict, issues: Sequence[Issue]) -> list[str]:
         "<h2>Experiments</h2>",
         f"<p>{escape(state(verdict))} {verdict.runs} runs of up to {verdict.steps} steps.</p>",
     ]
+    if verdict.cut:
+        parts.insert(1, f"<p>{escape(incomplete(verdict))}</p>")
     for trial in verdict.cures:
         told = any(each.cause == " + ".join(verdict.cures[0].names) for each in issues)
         code = "" if told else f"<pre>{escape(patch(trial, verdict.facts))}</pre>"
@@ -71,8 +73,9 @@ def _verdict(verdict: Verdict, issues: Sequence[Issue]) -> list[str]:
     shown = ["as it is", *verdict.baseline.placebos, *(" + ".join(trial.names) for trial in verdict.cures)]
     parts.append(f"<p>The loss of each step. After step {verdict.steps} the weights are held, and it is compared.</p>")
     parts.append(curves({each: verdict.curves[each] for each in shown if each in verdict.curves}))
-    rows = "".join(f"<tr><td>{escape(effect(trial, verdict))}</td></tr>" for trial in verdict.vain)
-    return [*parts, f"<h3>Also tried, with less effect</h3><table>{rows}</table>" if rows else ""]
+    for what, trials in beside(verdict).items():
+        parts.append(f"<p>{escape(what[0].upper() + what[1:])}: {escape(', '.join(trials))}.</p>")
+    return parts
 
 
 def curves(series: Mapping[str, Sequence[float]]) -> str:

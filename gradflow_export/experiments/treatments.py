@@ -25,7 +25,7 @@ from gradflow_export.experiments.mending.layers import AROUND
 from gradflow_export.experiments.mending.leaks import ScaledLoss
 from gradflow_export.experiments.mending.penalties import NoPenalty
 from gradflow_export.experiments.mending.rates import GROUPS, LIMITS
-from gradflow_export.experiments.mending.tables import TABLES_TRAINED
+from gradflow_export.experiments.mending.tables import EVERYTHING_TRAINED, TABLES_TRAINED
 from gradflow_export.experiments.mending.treatment import EXACT, LOOK, PLACEBO, TRIED, TUNING, Treatment
 from gradflow_export.experiments.watched import Watch
 from gradflow_export.records.issues import IssueType
@@ -66,6 +66,16 @@ def _adam(rate: str, separates: str) -> Treatment:
     return Treatment(f"Adam with {rate}", TUNING, functools.partial(do.OwnAdam, float(rate)), separates, patch, fixes)
 
 
+def _kept(facts: Mapping[str, Any]) -> str:
+    """Return what keeps gradients as the backward pass left them."""
+    if (kept := facts.get("kept", 1.0)) == 0:
+        return "optimizer.zero_grad()  # before backward(), not between backward() and step()"
+    return (
+        f"# as little as {kept:.2g} of the gradient remains\n"
+        "# remove what changes gradients between backward() and step(): clip_grad_norm_, clip_grad_value_, zero_grad()"
+    )
+
+
 TREATMENTS: tuple[Treatment, ...] = (
     Treatment(
         "clear old gradients",
@@ -83,7 +93,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         EXACT,
         do.KeptGradients,
         "gradients that are cleared, clipped or scaled away between backward() and step()",
-        "# remove what changes gradients between backward() and step(): clip_grad_norm_, clip_grad_value_, zero_grad()",
+        _kept,
         (_T.LEARNING_RATE, _T.NOT_TRAINING),
         lambda facts: facts["edited"] > 0,
         of_loop=True,
@@ -100,17 +110,7 @@ TREATMENTS: tuple[Treatment, ...] = (
         evident=lambda facts: facts["returned"] >= RETURNED,
         of_loop=True,
     ),
-    Treatment(
-        "train every parameter",
-        EXACT,
-        do.EverythingTrained,
-        "parameters that are frozen, or that are in no optimizer",
-        "optimizer = type(optimizer)(model.parameters(), lr=...)  # after all layers are created; requires_grad=True, "
-        "and nn.ModuleList instead of a plain list",
-        (_T.NOT_TRAINING, _T.STAGNATION),
-        lambda facts: facts["untrained"] > 0,
-        chosen=lambda facts: facts["untrained"] == facts["frozen"],
-    ),
+    EVERYTHING_TRAINED,
     TABLES_TRAINED,
     Treatment(
         "random weights in place of zeros",
@@ -295,8 +295,8 @@ TREATMENTS: tuple[Treatment, ...] = (
         TUNING,
         sequence.OtherAxis,
         "recurrent or attention layers that treat the batch dimension as time",
-        "torch.nn.LSTM(..., batch_first=True)  # for inputs of shape (batch, time, features), False for (time, batch, "
-        "features); the same for torch.nn.MultiheadAttention and torch.nn.TransformerEncoderLayer",
+        "# batch_first=True for inputs of shape (batch, time, features), False for (time, batch, features), in "
+        "torch.nn.LSTM, torch.nn.MultiheadAttention and torch.nn.TransformerEncoderLayer",
         (_T.NOT_LEARNING,),
         lambda facts: facts["sequences"] > 0,
     ),
@@ -368,9 +368,9 @@ def nearness(names: Sequence[str], suspects: Collection[IssueType]) -> int:
     return 1 if any(set(each) & set(suspects) for each in fixes) else 2
 
 
-def patches(names: Sequence[str]) -> str:
-    """Return the code that makes the named changes for good."""
-    return "\n".join(find(name).patch for name in names)
+def patches(names: Sequence[str], facts: Mapping[str, Any]) -> str:
+    """Return the code that makes the named changes for good in a script of which these facts are known."""
+    return "\n".join(find(name).patch_for(facts) for name in names)
 
 
 def table() -> str:

@@ -43,7 +43,9 @@ class Verdict:
         accused: What structure proves against it, and a watched run shows again.
         suspects: What the symptoms accuse.
         seeds: How many seeds gave runs that differ.
-        cut: Whether the budget ended it before everything was tried.
+        planned: What is tried as long as nothing helps, in order.
+        shorter: What was known after fewer steps, where a longer run took the place of that.
+        cut: Why it ended before everything was tried, in a few words; empty where it did not.
         runs: How many runs there were.
         cpu: Their seconds of processor time.
     """
@@ -62,7 +64,9 @@ class Verdict:
     accused: frozenset[IssueType] = frozenset()
     suspects: tuple[IssueType, ...] = ()
     seeds: int = SEEDS
-    cut: bool = False
+    planned: Sequence[tuple[str, ...]] = ()
+    shorter: Verdict | None = None
+    cut: str = ""
     runs: int = 0
     cpu: float = 0.0
 
@@ -81,7 +85,25 @@ class Verdict:
     @property
     def vain(self) -> list[Trial]:
         """What was tried and does not help."""
-        return [trial for trial in self.trials if trial.acted and not self.helps(trial)]
+        return [each for each in self.trials if each.acted and not self.helps(each) and each not in self.pending]
+
+    @property
+    def surplus(self) -> list[Trial]:
+        """What helps and is no cure: another one goes before it, or the program learns as it is."""
+        named = [*self.cures, *self.faster]
+        return [each for each in self.trials if each.acted and self.helps(each) and each not in named]
+
+    @property
+    def pending(self) -> list[Trial]:
+        """What promises to help with the first seed, where the search ended before the others."""
+        base = None if self.refused else self.baseline
+        return [each for each in self.trials if self.cut and len(each.effects) < SEEDS and each.promises(base)]
+
+    @property
+    def untried(self) -> list[tuple[str, ...]]:
+        """What was planned and has not been tried, where the search ended before."""
+        tried = {each.names for each in (*self.trials, *(self.shorter.trials if self.shorter else ()))}
+        return [names for names in self.planned if self.cut and names not in tried]
 
 
 def later_steps(verdict: Verdict) -> int:
@@ -115,4 +137,5 @@ def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial], o
     plain = replace(base, effect=tuple(effects[()][seed] for seed in range(SEEDS)), placebos={})
     trial = replace(lead, effects=effects[lead.names])
     if trial.rescues(plain) and (lead in accused or plain.progress > LEARNED):
+        verdict.shorter = replace(verdict, trials=[each for each in verdict.trials if each is not lead])
         verdict.steps, verdict.baseline, verdict.trials, verdict.cures = later, plain, [trial], [trial]

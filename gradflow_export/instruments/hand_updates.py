@@ -35,6 +35,7 @@ class HandUpdates:
         on_pass: Called with the model at the end of each backward pass, and whether it is another one of the same step.
         on_step: Called with the model after an update.
         on: Whether no optimizer has stepped yet.
+        updates: How many there were.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class HandUpdates:
         self.on_step: Callable[[nn.Module], None] = lambda _model: None
         self.on, self._waits, self._read = True, False, False
         self._by_hand: bool | None = None
+        self.updates = 0
         self._before: list[tuple[object, ...]] = []
         self._gradients: list[tuple[int, int] | None] = []
         self._modules: dict[int, weakref.ref[nn.Module]] = {}
@@ -91,6 +93,7 @@ class HandUpdates:
             self.on_pass(model, self._read)
         self._unhook()
         self._by_hand, self._waits, self._read = True, False, False
+        self.updates += 1
 
     def attach(self) -> contextlib.ExitStack:
         """Return a stack whose closing ends it."""

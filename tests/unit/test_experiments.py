@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -22,14 +23,16 @@ import pytest
 
 from gradflow_export.cli import main
 from gradflow_export.errors import ArgumentError
-from gradflow_export.experiments.account import cures, lines, patch, remark, weighed
+from gradflow_export.experiments.account import as_json, cures, lines, patch, remark, weighed
 from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline, Trial, best
+from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.measure import parse, scale, yardstick
 from gradflow_export.experiments.mending.treatment import TUNING
 from gradflow_export.experiments.mending.untried import UNTRIED, UNTRIED_CAUSES
-from gradflow_export.experiments.runs import Request, Result
+from gradflow_export.experiments.page import as_html
+from gradflow_export.experiments.runs import Outcome, Request, Result
 from gradflow_export.experiments.sandbox import COPY, Sandbox, outermost, size
 from gradflow_export.experiments.survey import Training, joined
 from gradflow_export.experiments.target import Target, cells
@@ -489,6 +492,80 @@ class _Runs:
         for request in queue:
             self.steps.add(request.steps)
             yield request, Result(1, effect=self.losses[request.names])
+
+
+class _Stopped(_Runs):
+    """A laboratory in which the user presses Ctrl-C, or the budget ends, after so many runs."""
+
+    measure, runs = None, 0
+
+    def __init__(self, losses, stop, interrupt):
+        super().__init__(losses)
+        self.stop, self.interrupt = stop, interrupt
+
+    cpu = property(lambda self: float(self.runs))
+
+    def examine(self, training):
+        """Begin."""
+
+    def run(self, queue):
+        """Give each result at once, until it is stopped."""
+        while queue:
+            request = queue.popleft()
+            if self.runs == self.stop and self.interrupt:
+                raise KeyboardInterrupt
+            self.runs += 1
+            names = tuple(name for name in request.names if name != "watch")
+            yield request, Result(1, effect=self.losses.get(names, 4.7), acted=True)
+
+
+@pytest.mark.parametrize("interrupt", [True, False])
+@pytest.mark.parametrize(("stop", "pending", "cured"), [(1, False, False), (2, True, False), (5, False, True)])
+def test_a_search_that_was_stopped_claims_nothing_of_what_it_did_not_try(interrupt, stop, pending, cured):
+    """What was not tried is said first; what was confirmed is a cure, and what promises one is named."""
+    losses = {("learning rate x 0.01",): 0.5, ("the inputs of the batch before",): 0.6}
+    budget = math.inf if interrupt else stop - 0.5
+    experiments = Battery(_Stopped(losses, stop, interrupt), Training(0, 100, 1), steps=60, budget=budget)
+    verdict = experiments.verdict
+    verdict.baseline, verdict.facts = Baseline((5.0,) * 3, (4.9,) * 3, {"noise as inputs": 4.9}), Facts().told()
+    experiments._observe = lambda: None
+    with pytest.raises(KeyboardInterrupt) if interrupt else contextlib.nullcontext():
+        experiments.run()
+    told = lines(verdict)
+    assert told[1].startswith("  Incomplete: the ")
+    assert " before everything was tried. Not tried: " in told[1]
+    assert ("learning rate x 0.01" in told[1]) == (stop == 1)
+    assert "learning rate x 10," in told[1]
+    assert not any("placebo inputs" in line for line in told)
+    assert any("None of those tried so far makes it learn." in line for line in told) != cured
+    assert any("not confirmed yet (loss 4.9 unchanged): learning rate x 0.01 (0.5)" in line for line in told) == pending
+    assert any("[CURE] learning rate x 0.01" in line for line in told) == cured
+    page = as_html("train.py", [], [verdict], [], Outcome(steps=100))
+    assert "Incomplete: the " in page
+
+
+def test_everything_that_was_confirmed_stands_in_the_report():
+    """What another cure goes before, what is not prescribed, and what was known before a longer run."""
+    small, failed = Trial(("learning rate x 0.1",), {0: 0.9}), Trial(("dropout 0",), {0: math.inf}, error="KeyError: 1")
+    cure, other = (Trial((name,), dict.fromkeys(range(3), 0.3)) for name in ("weight decay 0", "learning rate x 100"))
+    verdict = Verdict(
+        Training(0, 500, 1), 60, baseline=Baseline((1.0,) * 3, (0.95,) * 3), trials=[small, failed, other]
+    )
+    also = "also confirmed in 3 of 3 seeds, not prescribed (loss 0.95 unchanged): learning rate x 100 (0.3)"
+    assert also in "\n".join(lines(verdict))
+    verdict.trials, verdict.cures = [*verdict.trials, cure], [cure]
+    also = also.replace("not prescribed", "another goes before it")
+    assert also in "\n".join(lines(verdict))
+    assert "dropout 0 (the run failed, KeyError: 1)" in "\n".join(lines(verdict))
+    assert also[1:] in as_html("train.py", [], [verdict], [], Outcome(steps=100))
+    assert [each["treatments"] for each in as_json(verdict)["also_confirmed"]] == [["learning rate x 100"]]
+    verdict.cures = [other]
+    longer(_Runs({(): 0.9, ("learning rate x 0.1",): 0.2}), verdict, [small])
+    assert [each.names for each in verdict.cures] == [small.names]
+    told = "\n".join(lines(verdict))
+    assert "(loss 0.95 unchanged after 60 steps): learning rate x 100 (0.3), weight decay 0 (0.3)" in told
+    shorter = as_json(verdict)["in_fewer_steps"]
+    assert [each["treatments"] for each in shorter["also_confirmed"]] == [["learning rate x 100"], ["weight decay 0"]]
 
 
 @pytest.mark.parametrize(("name", "treated", "confirmed"), [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import textwrap
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from gradflow_export.cli import main
 from gradflow_export.experiments import battery
+from gradflow_export.experiments.account import patch
 from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline, Trial
 from gradflow_export.experiments.facts import Facts
@@ -22,7 +24,7 @@ from gradflow_export.experiments.mending.passages import OpenPassages
 from gradflow_export.experiments.mending.tables import Tables, TablesTrained
 from gradflow_export.experiments.survey import Training
 from gradflow_export.experiments.target import Target
-from gradflow_export.experiments.treatments import EXACT, find, of_kind
+from gradflow_export.experiments.treatments import EXACT, TREATMENTS, find, of_kind
 from gradflow_export.experiments.verdict import Verdict
 from gradflow_export.experiments.watched import accused, needed
 from gradflow_export.records.issues import Issue, IssueType, Severity
@@ -263,3 +265,53 @@ def test_a_batch_taken_for_time_is_proved_by_shapes():
     assert not accused([("NOT_LEARNING", "")])
     found = Issue(IssueType.NOT_LEARNING, Severity.HIGH, "", 80, 1.0, 0.0, "", "", cause="batch taken for time")
     assert needed([found], 60) == 100
+
+
+def test_a_patch_is_code_to_be_typed_as_it_stands_or_a_comment():
+    """Nothing in it is left to be filled in."""
+    facts = Facts().told()
+    for each in TREATMENTS:
+        tree = ast.parse(each.patch_for(facts))
+        assert not any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(tree)), each.name
+
+
+class _Listed(nn.Module):
+    """A layer in a plain list, and one that it has."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.last = [nn.Linear(3, 3)], nn.Linear(3, 1)
+
+    def forward(self, x):
+        """Call both."""
+        return self.last(self.layers[0](x))
+
+
+@pytest.mark.parametrize("left", ["listed", "frozen", "unowned"])
+def test_what_trains_every_parameter_is_said_of_why_it_is_left_out(left):
+    """Typed as it stands it trains them; layers in a plain list are for words."""
+    model = _Listed() if left == "listed" else nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    if left == "frozen":
+        model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD((model[1] if left == "unowned" else model).parameters(), 0.1)
+    facts = Facts()
+
+    def step():
+        facts.root(model)
+        loss = model(torch.ones(2, 3)).sum()
+        facts.before_backward(loss)
+        loss.backward()
+        facts.before_step(optimizer)
+        optimizer.step()
+        facts.after_step(optimizer)
+
+    step()
+    told = patch(Trial(("train every parameter",), {}), facts.told())
+    if left == "listed":
+        assert "ModuleList" in told
+        assert all(line.startswith("#") for line in told.split("\n"))
+        return
+    before = [weight.detach().clone() for weight in model.parameters()]
+    exec(told, {"model": model, "optimizer": optimizer})
+    step()
+    assert not any(map(torch.equal, before, model.parameters()))

@@ -26,7 +26,7 @@ DRAWN: tuple[Treatment, ...] = (
         MENDING,
         partial(batches.OtherRows, mixed=False),
         "batches that always hold the same samples",
-        "for x, y in loader:  # instead of next(iter(loader)) in each step; new indices for each batch",
+        "# for x, y in loader, instead of next(iter(loader)) in each step; new indices for each batch",
         (_T.BAD_TARGETS,),
         causes=frozenset({"same batch"}),
         evident=lambda facts: facts.get("same", 0) >= batches.ALIKE,

@@ -154,7 +154,7 @@ LIMITS: tuple[Treatment, ...] = (
         EXACT,
         lambda: GroupOption("momentum", 0.9),
         "a momentum that adds up the gradients of hundreds of steps",
-        "optimizer = torch.optim.SGD(model.parameters(), lr=..., momentum=0.9)",
+        "for group in optimizer.param_groups:\n    group['momentum'] *= 0.9",
         (_T.LEARNING_RATE, _T.UNSTABLE, _T.EXPLODING, _T.DIVERGING),
         lambda facts: facts["momentum"] > HEAVY,
         chosen=lambda facts: facts["momentum"] > HEAVY,

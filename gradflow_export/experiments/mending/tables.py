@@ -98,6 +98,33 @@ def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
+LOOSE = """\
+# in __init__(): self.layers = torch.nn.ModuleList(layers) in place of a plain list (ModuleDict for a dict,
+# nn.Parameter for a tensor); after that create the optimizer, with model.parameters()"""
+FROZEN = "model.requires_grad_(True)  # before the optimizer is created"
+UNOWNED = """\
+held = {id(weight) for group in optimizer.param_groups for weight in group['params']}
+missing = [weight for weight in model.parameters() if id(weight) not in held]
+optimizer.add_param_group({'params': missing})  # once all layers are created, before the first step"""
+
+
+def _patch(facts: Mapping[str, Any]) -> str:
+    """Return what trains the rest: parameters that no module holds, that are frozen, or that are in no optimizer."""
+    loose, frozen = facts.get("loose", 0), facts.get("frozen", 0)
+    counts = loose, frozen, facts.get("untrained", 1) - loose - frozen
+    return "\n".join(code for code, count in zip((LOOSE, FROZEN, UNOWNED), counts, strict=True) if count > 0)
+
+
+EVERYTHING_TRAINED = Treatment(
+    "train every parameter",
+    EXACT,
+    EverythingTrained,
+    "parameters that are frozen, or that are in no optimizer",
+    _patch,
+    (IssueType.NOT_TRAINING, IssueType.STAGNATION),
+    lambda facts: facts["untrained"] > 0,
+    chosen=lambda facts: facts["untrained"] == facts["frozen"],
+)
 TABLES_TRAINED = Treatment(
     "train every table",
     EXACT,

@@ -24,7 +24,8 @@ class Treatment:
             ``"placebo"``, or ``"look"`` for what only observes.
         make: Makes the intervention for one run.
         separates: The cause that it tells from others.
-        patch: Code that makes the change for good.
+        patch: What makes the change for good: code to be typed as it stands, or a comment that says in words what to
+            write; or what returns it, given the facts of the first run.
         fixes: Issue types whose fix it is, the one that a report names first.
         worth: Whether it could change a script of which these facts are known.
         mistake: Whether what it removes is a mistake wherever it is found, and not a choice: then it counts for a
@@ -42,7 +43,7 @@ class Treatment:
     kind: str
     make: Callable[[], do.Intervention]
     separates: str
-    patch: str
+    patch: str | Callable[[Mapping[str, Any]], str]
     fixes: tuple[IssueType, ...] = ()
     worth: Callable[[Mapping[str, Any]], bool] = lambda _facts: True
     mistake: bool = False
@@ -52,6 +53,10 @@ class Treatment:
     choice: bool = False
     causes: frozenset[str] = frozenset()
     chosen: Callable[[Mapping[str, Any]], bool] = lambda _facts: False
+
+    def patch_for(self, facts: Mapping[str, Any]) -> str:
+        """Return what makes the change for good in a script of which these facts are known."""
+        return self.patch if isinstance(self.patch, str) else self.patch(facts)
 
     @property
     def hastens(self) -> bool:
