@@ -29,6 +29,9 @@ class DataScale(Check):
     so it is reported only if the model is no better than the best constant prediction after ``settle`` steps.
 
     With ``extreme`` = 1000 it is a million: an update that suits the bias is a million times too large for the weights.
+    A model whose largest feature is that far above a typical one learns from the largest alone, so that its loss may
+    fall nevertheless: this is reported at once, and ``uneven`` = 100 times with LOW severity.
+
     If inputs were scaled by their minimum and maximum, one placeholder for missing data squeezes all other values into
     a tiny range, with nothing in between. Large inputs are not reported if a normalization before or after the first
     layer makes it independent of the scale.
@@ -47,14 +50,14 @@ class DataScale(Check):
         loss = F.cross_entropy(model(x), y)
 
     Not reported:
-        A normalization before or directly after the first layer; a model that becomes better than a constant prediction
-        anyway; token ids.
+        A normalization before or directly after the first layer; features of similar scale of a model that becomes
+        better than a constant prediction anyway; token ids.
 
     Source: LeCun et al. 1998, Efficient BackProp, section 4.3.
 
     Attributes:
         large: Minimum magnitude of inputs, and of the largest feature.
-        uneven: Minimum ratio of the largest to a typical feature.
+        uneven: Minimum ratio of the largest to a typical feature; with ``extreme``, whatever the loss does.
         small: Maximum magnitude that is too small.
         extreme: Minimum magnitude that is reported immediately.
         settle: Number of steps in which a model can show that it learns anyway.
@@ -97,9 +100,13 @@ class DataScale(Check):
             uneven = ratio is not None and ratio >= self.uneven and greatest >= self.large
             if not (size >= self.large or 0 < size <= self.small or uneven):
                 continue
-            at_once = size >= self.extreme and self._lost(history)
-            if at_once or self._harmed(record, history):
-                return (self._finding(record, site, size, ratio if uneven else None, at_once=at_once),)
+            apart = ratio if uneven else None
+            if size >= self.extreme and self._lost(history):
+                return (self._finding(record, site, size, apart, Severity.HIGH),)
+            if self._harmed(record, history) or (apart or 0.0) >= self.extreme:
+                return (self._finding(record, site, size, apart, Severity.MEDIUM),)
+            if apart is not None and record.step >= self.settle:
+                return (self._finding(record, site, size, apart, Severity.LOW),)
         return ()
 
     def _lost(self, history: History) -> bool:
@@ -113,7 +120,7 @@ class DataScale(Check):
             return stuck(history, record.step, span=2 * self.settle)
         return record.step >= self.settle and none_better(history, self.level, 3) is not None
 
-    def _finding(self, record: StepRecord, site: str, size: float, ratio: float | None, *, at_once: bool) -> Finding:
+    def _finding(self, record: StepRecord, site: str, size: float, ratio: float | None, severity: Severity) -> Finding:
         mean, spread = seen(record, "input.mean", site) or 0.0, seen(record, "input.std", site) or 0.0
         bytes_ = seen(record, "input.whole_share", site) == 1.0 and (seen(record, "input.max", site) or 0.0) <= 255.0
         what = "bytes from 0 to 255" if bytes_ and size > self.large else f"a size of {number(size)}"
@@ -129,7 +136,7 @@ class DataScale(Check):
             )
         return Finding(
             IssueType.DATA_SCALE,
-            Severity.HIGH if at_once else Severity.MEDIUM,
+            severity,
             ("input",),
             size if ratio is None else ratio,
             self.uneven if ratio is not None else self.large if size > 1 else self.small,

@@ -222,7 +222,8 @@ class ExplodingDepth(Rule):
         depth_gain: Maximum healthy factor over the whole chain.
         spread: Maximum healthy ratio of the output spread of the last block to that of the first.
         amplifying: Median log gain above which a growing forward signal counts.
-        asked: Ratio of output to target magnitude up to which a growing output counts as fitting the targets.
+        asked: Ratio of output to target magnitude up to which a growing output counts as fitting the targets; gradients
+            may then grow by the same factor more.
         urgent: Factor over the whole chain at which the issue opens immediately; such a model rarely lasts three steps.
     """
 
@@ -244,19 +245,20 @@ class ExplodingDepth(Rule):
         for links in chains(record, "block.gradient_norm"):
             spreads = _spreads(record, links)
             asked = spreads is not None and large > 0 and float(spreads.logs[-1]) <= math.log(large)
-            found.append(self._judge(record, links, None if asked else spreads))
+            allowed = max(spreads.rise, 0.0) if asked and spreads is not None else 0.0
+            found.append(self._judge(record, links, None if asked else spreads, math.log(self.depth_gain) + allowed))
         return tuple(finding for finding in found if finding is not None)
 
-    def _judge(self, record: StepRecord, links: Chain, spreads: Chain | None) -> Finding | None:
+    def _judge(self, record: StepRecord, links: Chain, spreads: Chain | None, limit: float) -> Finding | None:
         gains = links.log_gains[np.isfinite(links.log_gains)]
         if gains.size == 0:
             return None
         depth, typical = -links.rise, math.exp(median(gains))
         growth, doubt = (math.nan, 0.0) if spreads is None else (spreads.rise, _doubt(record, spreads))
-        if depth > math.log(self.depth_gain):
-            layers = _worst(links, depth, math.log(self.depth_gain))
+        if depth > limit:
+            layers = _worst(links, depth, limit)
             what = f"the gradient grows {number(math.exp(depth))}-fold from {links.sites[-1]} back to {layers[0]}"
-            value, threshold = depth, self.depth_gain
+            value, threshold = depth, math.exp(limit)
             steepest = int(np.nanargmax(np.where(np.isfinite(links.log_gains), links.log_gains, np.nan)))
             if links.log_gains[steepest] > depth / 2:
                 return self._single(links, steepest, what, depth)

@@ -87,6 +87,27 @@ def test_losses_written_out_know_their_targets(loss, last):
         assert (IssueType.DATA_SCALE in found) == (scale > 1)
 
 
+@pytest.mark.parametrize(("apart", "severity"), [(2.0, None), (300.0, Severity.LOW), (4e3, Severity.MEDIUM)])
+def test_a_feature_of_another_unit_hides_the_others_though_the_loss_falls(apart, severity):
+    """The greatest alone teaches the model something; that the others say nothing is no matter of the loss."""
+    units = torch.tensor([1.0, 1.0, apart, 1.0, 1.0, 1.0])
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 1), nn.Flatten(0))
+    nn.init.zeros_(model[2].weight)
+    optimizer = torch.optim.Adam(model.parameters(), 0.02 / apart)
+    memory, losses = MemoryWriter(), []
+    with Exporter(model, backends=[memory], budget=None).watch():
+        for _ in range(120):
+            x = torch.randn(64, 6)
+            loss = F.mse_loss(model(units * x), x[:, 2].abs() + 0.5 * x[:, 0] * x[:, 1])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    found = [i.severity for record in memory.records for i in record.issues if i.issue_type is IssueType.DATA_SCALE]
+    assert max(found, default=None) == severity
+    assert sum(losses[-20:]) / 20 < 0.5  # that of the best constant answer is 0.61
+
+
 @pytest.mark.parametrize("mark", [-2e9, None])
 def test_one_mark_for_missing_data_squeezes_all_the_rest(mark):
     """Least and greatest value are taken of marks too: what is left is a sliver. Without them all is in order."""

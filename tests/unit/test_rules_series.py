@@ -145,6 +145,15 @@ def test_exploding_forward_signal_is_found():
     assert judged(ExplodingDepth(), repeat(3, block__gradient_norm=chain(1.5, 8), block__output_spread=spread)).issues
 
 
+@pytest.mark.parametrize(("size", "total", "count"), [(1.0, 150.0, 1), (400.0, 150.0, 0), (400.0, 1e5, 1)])
+def test_targets_that_ask_for_large_outputs_ask_for_large_gradients_too(size, total, count):
+    """What makes outputs as large as the targets multiplies the gradient on its way back, not more."""
+    spread, norms = named([400.0 ** (i / 8) for i in range(9)]), chain(total ** (1 / 8), 9)
+    records = repeat(3, block__gradient_norm=norms, block__output_spread=spread)
+    evidence = evidence_of(1, {"target.rms": {"loss": size}})
+    assert len(judged(ExplodingDepth(), [replace(each, evidence=evidence) for each in records]).issues) == count
+
+
 def losses(values, norms=None, **more):
     norms = norms or values
     return [
