@@ -192,6 +192,26 @@ def test_a_gradient_given_to_backward_weighs_the_loss(way, watching, recorded):
     assert [record.value("loss") for record in recorded(exporter)] == pytest.approx(wanted, rel=1e-6)
 
 
+def test_gradients_that_are_asked_for_before_backward_are_none_of_the_step(watching, recorded):
+    """As where losses are balanced by their gradients: what ``autograd.grad`` sends back adds to no ``.grad``."""
+    model, criterion = classifier(), nn.CrossEntropyLoss()
+    optimizer, exporter, wanted = torch.optim.SGD(model.parameters(), lr=0.1), watching(model, criterion), []
+    for _ in range(4):
+        optimizer.zero_grad()
+        back = 0.0
+        for size in (5, 2):
+            z = model(torch.randn(size, 6))
+            z.retain_grad()
+            loss = criterion(z, torch.randint(4, (size,))) / 2
+            torch.autograd.grad(loss, model[2].weight, retain_graph=True)
+            z.grad = None
+            loss.backward()
+            back += float(z.grad.square().sum())
+        wanted.append(back**0.5)
+        optimizer.step()
+    assert [record.value("upstream.norm") for record in recorded(exporter)] == pytest.approx(wanted, rel=1e-6)
+
+
 class Pushes(torch.autograd.Function):
     """Pass through; forward takes 100 and backward 3 seconds of the clock."""
 
