@@ -257,10 +257,14 @@ class Diverging(Rule):
 
     def _flat(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Find losses that after hundreds of steps are where they began."""
-        if record.step < self.settle or history.run("loss").low <= 0:
+        if history.seen < self.settle or history.run("loss").low <= 0:
             return ()
         steps, every = history.run("loss").all()
-        first, later = max(median(every[: self.begun]), history.run("loss").first), every[steps > record.step / 2]
+        count = record.step - int(steps[0]) + 1
+        first, later = (
+            max(median(every[: self.begun]), history.run("loss").first),
+            every[steps > record.step - count / 2],
+        )
         flat = len(later) >= self.begun and self.level * first < median(later)
         learned = flat and any(
             median(past(history, "loss.over_constant", site)[-3:]) < self.level
@@ -277,7 +281,7 @@ class Diverging(Rule):
                 ("",),
                 now,
                 self.level * first,
-                f"After {record.step} steps the loss is {number(now)}, and it began at {number(first)}: it has not "
+                f"After {count} steps the loss is {number(now)}, and it began at {number(first)}: it has not "
                 "fallen beyond its own noise.",
                 "overfit a single batch first: if its loss does not reach 0, the graph, the learning rate or the scale "
                 "of the loss (a temperature, a mean over classes) is at fault, otherwise dropout or the data.",
@@ -290,7 +294,7 @@ class Diverging(Rule):
     def _severity(self, history: History, since: int, times: float) -> Severity:
         share, known = _share(history, since), history.at_sites("loss.known")
         whole = supervised(history) and bool((known.values[known.present] > 0).all())
-        long = history.run("loss").steps[-1] - since >= max(self.away, since / 2)
+        long = history.run("loss").steps[-1] - since >= max(self.away, (since - history.run("loss").whole()[0][0]) / 2)
         if whole and long and share >= self.forgotten and not falls_again(history, since):
             return Severity.HIGH if share >= self.nothing else Severity.MEDIUM
         if times < self.factor:
@@ -328,7 +332,7 @@ def _leapt(history: History, begin: int, jump: float) -> float:
     start = int(lower[-1]) if len(lower) else 0
     if not len(lower) or steps[start] < begin or rates[: start + 1].max() > jump * rates[-1]:
         return 0.0
-    warm = steps[-1] > 2 * steps[start] and rates[-1] > 1.1 * rates[start + 1]
+    warm = steps[-1] + history.begun > 2 * steps[start] and rates[-1] > 1.1 * rates[start + 1]
     return 0.0 if warm else float(rates[: start + 1].max())
 
 

@@ -163,7 +163,7 @@ class Judge:
             if watch.positives == 0:
                 watch.since = step
             if finding.since is not None:
-                watch.since = min(watch.since, finding.since)
+                watch.since = min(watch.since, finding.since if finding.since > 1 else self._history.begun + 1)
             watch.positives, watch.negatives = watch.positives + 1, 0
         for key in watches.keys() - seen.keys():
             watches[key].positives, watches[key].negatives = 0, watches[key].negatives + 1

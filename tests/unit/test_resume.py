@@ -192,6 +192,14 @@ def test_the_loss_of_a_resumed_run_fell_since_its_first_step(stopped, tmp_path):
     assert exporter.summary()["loss"] == whole.as_dict()["loss"]
 
 
+def test_a_model_that_is_seen_for_a_few_steps_is_not_judged_as_if_it_had_trained_for_all(tmp_path):
+    """The log does not hold the steps before: what it began with is unknown."""
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = adam(model, 1e-5)
+    assert [str(issue) for issue in classify(tmp_path, model, optimizer, 40, 5000).issues] == []
+
+
 def test_a_resumed_session_is_read_as_densely_as_a_first_one(stopped, tmp_path):
     """What differs shows in its first step."""
     resumed(stopped, tmp_path, steps=20)
