@@ -247,10 +247,15 @@ class Judge:
         return False
 
     def _explained(self, rule: Rule, step: int, finding: Finding) -> bool:
-        return bool(finding.follows_from) and any(
-            issue.issue_type in finding.follows_from
-            and issue.severity >= min(finding.severity, Severity.MEDIUM)  # a remark explains remarks alone
+        """Whether another issue explains a finding, or is more than a remark on the same and over by now."""
+        return any(
+            issue.severity >= min(finding.severity, Severity.MEDIUM)  # a remark explains remarks alone
             and (issue.healed_step is None or issue.healed_step + rule.cooldown >= step)
+            if issue.issue_type in finding.follows_from
+            else finding.severity < Severity.MEDIUM <= issue.severity
+            and finding.since is not None
+            and (issue.issue_type, issue.layer) == (finding.issue_type, finding.layers[0])
+            and issue.step <= finding.since < (issue.healed_step or 0)
             for issue in self._issues.values()
         )
 
