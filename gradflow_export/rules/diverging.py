@@ -41,6 +41,10 @@ _CAUSES = (
 
 
 _LOST = "learning lost"
+_LOADED = (
+    "whether training was resumed with all that was saved (model.load_state_dict(checkpoint['model']), the same of the "
+    "optimizer and of the scheduler)"
+)
 _ABOVE = "above its first values"
 _APART = "loss falls as errors rise"
 _FLAT = "never fell"
@@ -72,6 +76,8 @@ class Diverging(Rule):
     explain it. It is more if it has lasted for ``away`` steps and half as long as it took to get there, does not fall,
     and every loss whose targets and predictions are known is back near that of the best constant prediction
     (``forgotten``): with merely harder data, part of what was learned remains, or the new data are learned.
+
+    A rise within ``span`` losses of the step at which training was resumed began there.
 
     Above ``factor`` times the first losses it is more if it is ``worse`` times that of the best constant prediction,
     which data cannot explain. If that is not known, the targets may have grown, as with a value function, and the
@@ -178,6 +184,8 @@ class Diverging(Rule):
         gained, line = start - best, max(math.sqrt(best * now), best + self.part * (start - best) / 2)
         low = np.flatnonzero(levels <= line)
         left = int(low[-1]) + int(np.flatnonzero(every[low[-1] :][: self.span] <= line)[-1]) + 1
+        resumed = int(np.searchsorted(steps, history.begun, side="right"))
+        left = resumed if resumed and abs(resumed - left) <= self.span else left
         before, after = every[max(low[0], left - self.before) : left], every[left:]
         after = after[-max(min(len(after), len(before) // 2, self.before // 2), 1) :]
         was, since = median(before[-2 * self.span :]), int(steps[min(left, len(steps) - 1)])
@@ -195,8 +203,9 @@ class Diverging(Rule):
         known = f", {number(over)} times that of the best constant prediction" if over > 0 else ""
         lost = f"{number(100 * min((now - was) / gained, 1.0))} % of what was learned is lost" if learned else _ABOVE
         message = (
-            f"the loss was about {number(was)} up to step {last}, and since step {since} it has been about "
-            f"{number(now)} ({n} steps){known}"
+            f"the loss was about {number(was)} up to step {last}, and since step {since}"
+            f"{', when training was resumed,' if left == resumed else ''} it has been about {number(now)} "
+            f"({n} steps){known}"
         )
         lower = f"lower the learning rate from {number(rate.last)} to {number(rate.last / 10)}; " if rate.count else ""
         finding = Finding(
@@ -308,7 +317,7 @@ class Diverging(Rule):
 
 def _changed(history: History, since: int) -> str:
     """Return what else was read to change at a step, or what to look for if nothing was."""
-    found = []
+    found = [_LOADED] if since == history.begun + 1 else []
     for metric, what in _WATCHED.items():
         run, sites = history.run(metric), history.at_sites(metric)
         steps, values = run.all() if run.count else (sites.steps, sites.values[:, :1].ravel())
