@@ -72,7 +72,7 @@ class Collapse(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the blocks of this record."""
-        if record.step < self.settle or record.get("block.output_rms") is None:
+        if history.seen < self.settle or record.get("block.output_rms") is None:
             return ()
         found = (self._judge(record, history, links) for links in chains(record, "block.output_spread"))
         return tuple(finding for finding in found if finding is not None)

@@ -117,8 +117,8 @@ class DataScale(Check):
 
     def _harmed(self, record: StepRecord, history: History) -> bool:
         if not history.at_sites("loss.over_constant").sites:
-            return stuck(history, record.step, span=2 * self.settle)
-        return record.step >= self.settle and none_better(history, self.level, 3) is not None
+            return stuck(history, span=2 * self.settle)
+        return history.seen >= self.settle and none_better(history, self.level, 3) is not None
 
     def _finding(self, record: StepRecord, site: str, size: float, ratio: float | None, severity: Severity) -> Finding:
         mean, spread = seen(record, "input.mean", site) or 0.0, seen(record, "input.std", site) or 0.0
@@ -223,10 +223,10 @@ class TargetScale(Check):
         """Judge the targets of this record."""
         for site in layers_of(record, "target.reach"):
             reach, size = seen(record, "target.reach", site), seen(record, "target.rms", site)
-            if reach is None or size is None or not np.isfinite(reach) or record.step < self.settle:
+            if reach is None or size is None or not np.isfinite(reach) or history.seen < self.settle:
                 continue
             far = size >= self.large and reach <= self.reach
-            near = size <= self.small and reach >= 1.0 / self.reach and record.step >= 5 * self.settle
+            near = size <= self.small and reach >= 1.0 / self.reach and history.seen >= 5 * self.settle
             if not (far or near) or no_better(history, site, 0.9, 3) is None:
                 continue
             return (
@@ -237,7 +237,7 @@ class TargetScale(Check):
                     reach,
                     self.reach if far else 1.0 / self.reach,
                     f"Targets have a magnitude of {number(size)}, and predictions ({site or 'the model'}) after "
-                    f"{record.step} steps have {number(reach)} times that: at this rate they do not reach it.",
+                    f"{history.seen} steps have {number(reach)} times that: at this rate they do not reach it.",
                     "standardize the targets, y = (y - y_mean) / y_std, and invert this for predictions; or "
                     "initialize the last layer with that mean and scale: nn.init.constant_(last.bias, y_mean).",
                     cause="target",

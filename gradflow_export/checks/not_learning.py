@@ -140,7 +140,7 @@ class NotLearning(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge all losses of this record, and whether the answers tell samples apart."""
         alike = past(history, "answer.alike", RUN_SITE)[-self.readings :]
-        if record.step >= self.early and len(alike) == self.readings and alike.min() == 1.0:
+        if history.seen >= self.early and len(alike) == self.readings and alike.min() == 1.0:
             return (
                 Finding(
                     IssueType.NOT_LEARNING,
@@ -156,31 +156,32 @@ class NotLearning(Check):
                     follows_from=OTHERS,
                 ),
             )
-        sites = layers_of(record, "loss.over_constant") if record.step >= self.settle else ()
+        sites = layers_of(record, "loss.over_constant") if history.seen >= self.settle else ()
         for site in sites:
             left = self._left(record, history, site)
             if left:
                 return left
         known = all(seen(record, "loss.known", site) for site in sites)
         # Readings of the first half say little of now, however few there are since.
-        lately = {site: past(history, "loss.over_constant", site, record.step / 2)[-self.readings :] for site in sites}
+        half = record.step - history.seen / 2
+        lately = {site: past(history, "loss.over_constant", site, half)[-self.readings :] for site in sites}
         sure = {s: median(v) if len(v) == self.readings else v.min() for s, v in lately.items() if len(v) >= self.few}
         stuck = {s: median(lately[s]) for s, value in sure.items() if value >= self.level}
         shares = {s: v for s, v in stuck.items() if not self._excused(history, s)}
         worst = max(shares.values(), default=0.0)
         # Down to the constant's level a loss falls by saying less: of large answers, or of noise as that of dropout.
-        most = constant_level(history) if record.step >= self.patient else np.nan
+        most = constant_level(history) if history.seen >= self.patient else np.nan
         falls = solved(history) or still_falls(history, most=most) or (worst > self.wild and fell(history))
         whole = known and len(shares) == len(sites) and not falls
         if not whole:
             parts = {} if known and len(sites) == 1 else shares
-            shares = {s: v for s, v in parts.items() if v <= self.wild and self._unread(record, history, s)}
+            shares = {s: v for s, v in parts.items() if v <= self.wild and self._unread(history, s)}
             worst = max(shares.values(), default=0.0)
         if not shares or (whole and self._best(history) < self.lost * constant_level(history)):
             return ()
         layers, part = (("",), "the loss") if whole else (tuple(shares), f"the loss at {some(tuple(shares))}")
         message = (
-            f"After {record.step} steps {part} is {number(100 * worst)} % of that of the best constant prediction"
+            f"After {history.seen} steps {part} is {number(100 * worst)} % of that of the best constant prediction"
             + (
                 " and does not fall beyond its own noise: the inputs are not used."
                 if whole
@@ -196,7 +197,7 @@ class NotLearning(Check):
                 self.level,
                 message,
                 _FIT_FIRST if whole else _WEIGH,
-                urgent=record.step >= 2 * self.patient,  # where few steps are read, patience would take as many again
+                urgent=history.seen >= 2 * self.patient,  # where few steps are read, patience would take as many again
                 follows_from=OTHERS,
             ),
         )
@@ -220,7 +221,7 @@ class NotLearning(Check):
     def _left(self, record: StepRecord, history: History, site: str) -> tuple[Finding, ...]:
         """Report a model that has not learned, nor will soon, most of what a closed-form fit has."""
         fits, shares = past(history, "target.attained", site)[-2:], past(history, "loss.over_constant", site)
-        past_losses, best = history.run("loss").whole()[1], self._best(history)
+        (at, past_losses), best = history.run("loss").whole(), self._best(history)
         if len(fits) < 2 or min(len(shares), len(past_losses)) < 2 * self.readings or self._plays(history, site):
             return ()
         fit, lately = 1.0 - median(fits), shares[-self.readings :]
@@ -231,18 +232,18 @@ class NotLearning(Check):
             return ()  # what was learned and is lost again is not left to learn
         # The losses of the later two thirds, of which there are many, or the readings of one term of several.
         series = history.at_sites("loss.over_constant")
-        past_losses, steps = past_losses[len(past_losses) // 3 :], record.step / 3.0
+        past_losses, steps = past_losses[len(past_losses) // 3 :], float(record.step - at[0] + 1) / 3.0
         if len(series.sites) > 1 or past_losses.min(initial=np.inf) <= 0:
             past_losses, steps = shares, float(np.ptp(series.steps[-len(shares) :])) / 2.0
         early, now = median(past_losses[: len(past_losses) // 2]), median(past_losses[len(past_losses) // 2 :])
         gained = share * (early / now - 1.0)
-        slow = gained * self.soon * record.step < (share - 1.0 + fit) * steps
+        slow = gained * self.soon * history.seen < (share - 1.0 + fit) * steps
         learns = (share <= self.wild or gained > 0) and still_falls(history)
         if learns and not slow:
             return ()
         rates = history.run("learning_rate").values[-30:]
         rises = len(rates) > 0 and rates[-1] > 1.05 * rates[0]
-        soon = record.step < self.patient and share < self.level  # a plateau that is left may look like this
+        soon = history.seen < self.patient and share < self.level  # a plateau that is left may look like this
         return (
             Finding(
                 IssueType.NOT_LEARNING,
@@ -250,7 +251,7 @@ class NotLearning(Check):
                 ("",),
                 share,
                 1.0 - self.half * fit,
-                f"After {record.step} steps the loss is {number(100 * share)} % of that of the best constant "
+                f"After {history.seen} steps the loss is {number(100 * share)} % of that of the best constant "
                 f"prediction, while a closed-form fit attains {number(100 - 100 * fit)} %: the targets can be learned.",
                 _LEFT,
                 cause=_OPEN,
@@ -270,17 +271,17 @@ class NotLearning(Check):
         """Whether a batch has one kind of target, as those of players of a game."""
         return bool((past(history, "target.uniform_share", site)[-1:] > 0.5).any())
 
-    def _unread(self, record: StepRecord, history: History, site: str) -> bool:
+    def _unread(self, history: History, site: str) -> bool:
         """Whether a part's targets are known to depend on the inputs, and its predictions were looked at."""
         tests, goes = past(history, "target.dependence", site), past(history, "loss.sense", site)
-        return record.step >= self.patient and len(goes) >= self.readings and bool((tests[-1:] >= self.sure).any())
+        return history.seen >= self.patient and len(goes) >= self.readings and bool((tests[-1:] >= self.sure).any())
 
     def _excused(self, history: History, site: str) -> bool:
         """Whether something is learned, however little, or targets are to be judged first."""
         tests, goes = past(history, "target.dependence", site), past(history, "loss.sense", site)
         return (
             # It may be the targets' fault, and soon be reported as such.
-            ((history.run("loss").steps[-1:] < self.patient).any() and len(tests) > 0 and bool(tests[-1] < self.sure))
+            (history.seen < self.patient and len(tests) > 0 and bool(tests[-1] < self.sure))
             or (len(goes) > 0 and float(goes.sum()) >= self.sure * len(goes) ** 0.5)
             or self._plays(history, site)
         )

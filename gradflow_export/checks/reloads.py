@@ -181,7 +181,7 @@ class Reloaded(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge what was kept at the last writes."""
         kept = seen(record, "wiring.kept")
-        if kept is None or not kept <= self.stayed or falls_again(history, record.step // 2):
+        if kept is None or not kept <= self.stayed or falls_again(history, record.step - history.seen // 2):
             return ()
         return (
             Finding(

@@ -223,7 +223,7 @@ class SameBatch(Check):
                 text = f"all batches from step {began} to {record.step} held the same samples, after others before"
                 return (_finding(text, float(record.step - began), float(self.stays), began),)
         for times in values_of(record, "input.repeats").values():
-            if times >= self.repeats and record.step >= self.steps:
+            if times >= self.repeats and history.seen >= self.steps:
                 text = f"{number(times + 1)} consecutive batches, each loaded anew, held the same samples"
                 return (_finding(text, times, float(self.repeats)),)
         return ()

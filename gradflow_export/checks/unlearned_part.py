@@ -98,7 +98,7 @@ class UnlearnedPart(Check):
         sites = (*history.at_sites("column.least").sites, RUN_SITE)
         best = min((past(history, "column.least", site)[-1:].min(initial=np.inf) for site in sites), default=np.inf)
         behind = values_of(record, "column.over_constant")
-        if record.step < self.settle or best > self.learned or not behind:
+        if history.seen < self.settle or best > self.learned or not behind:
             return ()
         known = {part: self._known(record, history, part) for part in behind}
         left, turned = (tuple(part for part in behind if known[part] == what) for what in ("left", "turned"))
@@ -112,7 +112,7 @@ class UnlearnedPart(Check):
                     left,
                     share,
                     1.0 - self.hardly * (1.0 - fit),
-                    f"After {record.step} steps the loss of {some(left)} is {number(100 * share)} % of that of the "
+                    f"After {history.seen} steps the loss of {some(left)} is {number(100 * share)} % of that of the "
                     f"best constant prediction, while a closed-form fit attains {number(100 * fit)} %, and other parts "
                     f"of the loss are at {number(100 * best)} %: this part is not learned.",
                     "give each part a weight that counts: standardize each column of the targets, (y - y.mean(0)) / "
@@ -148,12 +148,12 @@ class UnlearnedPart(Check):
 
     def _known(self, record: StepRecord, history: History, part: str) -> str:
         """Return whether a part is left to learn, or its size follows from the inputs and its sign does not."""
-        series, late = history.at_sites("column.over_constant"), record.step / 3.0
+        series, late = history.at_sites("column.over_constant"), record.step - history.seen / 1.5
         steps = series.steps[series.steps >= late].astype(np.float64)
         shares, fits, squares = (past(history, f"column.{name}", part, late) for name in _READ)
         if not self.tests <= len(shares) == len(steps) or len(fits) < self.tests:
             return ""
-        fit, pace = 1.0 - median(fits), max(0.0, -theil_sen(steps, shares) * record.step)
+        fit, pace = 1.0 - median(fits), max(0.0, -theil_sen(steps, shares) * history.seen)
         if fit >= self.open:
             return "left" if 1.0 - shares[-self.tests :].min() + pace < self.hardly * fit else ""
         turned = min(1.0 - fit, median(shares)) >= self.level and len(squares) and median(squares) <= self.square

@@ -92,7 +92,7 @@ class UnrelatedTargets(Check):
         """Judge the newest test."""
         for site in layers_of(record, "target.dependence"):
             z, rows = seen(record, "target.dependence", site), seen(record, "target.tested", site) or 0.0
-            if z is None or not z < self.sure or rows < self.tested or record.step < self.settle:
+            if z is None or not z < self.sure or rows < self.tested or history.seen < self.settle:
                 continue
             tests = past(history, "target.dependence", site)
             # Over many tasks targets may not depend on the inputs where weights are adapted to each of them.

@@ -23,7 +23,7 @@ class Finding:
         threshold: What it was judged against.
         message: One sentence with the numbers in words.
         advice: What to do, concretely.
-        since: The first step at which it held, where the rule knows better than the judge.
+        since: The first step at which it held, where the rule knows better than the judge; 1 is the first that it saw.
         cause: Distinguishes two reasons for the same type; findings of one cause share one issue.
         urgent: Opens at once, without the rule's patience: the evidence is beyond noise.
         follows_from: Types whose issue, while open or just healed, explains this finding; it is then not reported.

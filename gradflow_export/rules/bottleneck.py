@@ -141,7 +141,7 @@ class RankBottleneck(Rule):
         """Judge the ranks of this record."""
         if solved(history):
             return ()
-        waist = self.waist if history.run("loss").count and not stuck(history, record.step) else 0.0
+        waist = self.waist if history.run("loss").count and not stuck(history) else 0.0
         found = (self._judge(record, links, waist) for links in chains(record, "block.effective_rank"))
         gains = history.at_sites("parameter.initial_gain")
         blank = {owner(site) for site, gain in zip(gains.sites, gains.first.tolist(), strict=True) if gain == 0.0}

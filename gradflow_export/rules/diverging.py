@@ -41,6 +41,10 @@ _CAUSES = (
 
 
 _LOST = "learning lost"
+_LOADED = (
+    "whether training was resumed with all that was saved (model.load_state_dict(checkpoint['model']), the same of the "
+    "optimizer and of the scheduler)"
+)
 _ABOVE = "above its first values"
 _APART = "loss falls as errors rise"
 _FLAT = "never fell"
@@ -72,6 +76,8 @@ class Diverging(Rule):
     explain it. It is more if it has lasted for ``away`` steps and half as long as it took to get there, does not fall,
     and every loss whose targets and predictions are known is back near that of the best constant prediction
     (``forgotten``): with merely harder data, part of what was learned remains, or the new data are learned.
+
+    A rise within ``span`` losses of the step at which training was resumed began there.
 
     Above ``factor`` times the first losses it is more if it is ``worse`` times that of the best constant prediction,
     which data cannot explain. If that is not known, the targets may have grown, as with a value function, and the
@@ -178,6 +184,8 @@ class Diverging(Rule):
         gained, line = start - best, max(math.sqrt(best * now), best + self.part * (start - best) / 2)
         low = np.flatnonzero(levels <= line)
         left = int(low[-1]) + int(np.flatnonzero(every[low[-1] :][: self.span] <= line)[-1]) + 1
+        resumed = int(np.searchsorted(steps, history.begun, side="right"))
+        left = resumed if resumed and abs(resumed - left) <= self.span else left
         before, after = every[max(low[0], left - self.before) : left], every[left:]
         after = after[-max(min(len(after), len(before) // 2, self.before // 2), 1) :]
         was, since = median(before[-2 * self.span :]), int(steps[min(left, len(steps) - 1)])
@@ -195,8 +203,9 @@ class Diverging(Rule):
         known = f", {number(over)} times that of the best constant prediction" if over > 0 else ""
         lost = f"{number(100 * min((now - was) / gained, 1.0))} % of what was learned is lost" if learned else _ABOVE
         message = (
-            f"the loss was about {number(was)} up to step {last}, and since step {since} it has been about "
-            f"{number(now)} ({n} steps){known}"
+            f"the loss was about {number(was)} up to step {last}, and since step {since}"
+            f"{', when training was resumed,' if left == resumed else ''} it has been about {number(now)} "
+            f"({n} steps){known}"
         )
         lower = f"lower the learning rate from {number(rate.last)} to {number(rate.last / 10)}; " if rate.count else ""
         finding = Finding(
@@ -257,10 +266,14 @@ class Diverging(Rule):
 
     def _flat(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Find losses that after hundreds of steps are where they began."""
-        if record.step < self.settle or history.run("loss").low <= 0:
+        if history.seen < self.settle or history.run("loss").low <= 0:
             return ()
         steps, every = history.run("loss").all()
-        first, later = max(median(every[: self.begun]), history.run("loss").first), every[steps > record.step / 2]
+        count = record.step - int(steps[0]) + 1
+        first, later = (
+            max(median(every[: self.begun]), history.run("loss").first),
+            every[steps > record.step - count / 2],
+        )
         flat = len(later) >= self.begun and self.level * first < median(later)
         learned = flat and any(
             median(past(history, "loss.over_constant", site)[-3:]) < self.level
@@ -277,7 +290,7 @@ class Diverging(Rule):
                 ("",),
                 now,
                 self.level * first,
-                f"After {record.step} steps the loss is {number(now)}, and it began at {number(first)}: it has not "
+                f"After {count} steps the loss is {number(now)}, and it began at {number(first)}: it has not "
                 "fallen beyond its own noise.",
                 "overfit a single batch first: if its loss does not reach 0, the graph, the learning rate or the scale "
                 "of the loss (a temperature, a mean over classes) is at fault, otherwise dropout or the data.",
@@ -290,7 +303,7 @@ class Diverging(Rule):
     def _severity(self, history: History, since: int, times: float) -> Severity:
         share, known = _share(history, since), history.at_sites("loss.known")
         whole = supervised(history) and bool((known.values[known.present] > 0).all())
-        long = history.run("loss").steps[-1] - since >= max(self.away, since / 2)
+        long = history.run("loss").steps[-1] - since >= max(self.away, (since - history.run("loss").whole()[0][0]) / 2)
         if whole and long and share >= self.forgotten and not falls_again(history, since):
             return Severity.HIGH if share >= self.nothing else Severity.MEDIUM
         if times < self.factor:
@@ -304,7 +317,7 @@ class Diverging(Rule):
 
 def _changed(history: History, since: int) -> str:
     """Return what else was read to change at a step, or what to look for if nothing was."""
-    found = []
+    found = [_LOADED] if since == history.begun + 1 else []
     for metric, what in _WATCHED.items():
         run, sites = history.run(metric), history.at_sites(metric)
         steps, values = run.all() if run.count else (sites.steps, sites.values[:, :1].ravel())
@@ -328,7 +341,7 @@ def _leapt(history: History, begin: int, jump: float) -> float:
     start = int(lower[-1]) if len(lower) else 0
     if not len(lower) or steps[start] < begin or rates[: start + 1].max() > jump * rates[-1]:
         return 0.0
-    warm = steps[-1] > 2 * steps[start] and rates[-1] > 1.1 * rates[start + 1]
+    warm = steps[-1] + history.begun > 2 * steps[start] and rates[-1] > 1.1 * rates[start + 1]
     return 0.0 if warm else float(rates[: start + 1].max())
 
 

@@ -162,6 +162,10 @@ class History:
         metrics: Names of metrics and facts to keep; all others pass by.
         window: Evaluations kept of a run-level metric.
         site_window: Evaluations kept of a metric with many sites.
+
+    Attributes:
+        begun: Steps that were completed before the first record, where training was resumed.
+        seen: Steps since then. How long a model trained before is not known, or whether it is the same one.
     """
 
     def __init__(self, metrics: Iterable[str], window: int = 128, site_window: int = 16) -> None:
@@ -169,9 +173,12 @@ class History:
         self._window, self._site_window = window, site_window
         self._runs: dict[str, RunSeries] = {}
         self._sites: dict[str, SiteSeries] = {}
+        self.begun = self.seen = 0
 
     def add(self, record: StepRecord) -> None:
         """Take in one record."""
+        self.begun = self.begun if self.seen else record.step - 1
+        self.seen = record.step - self.begun
         for metric, reading in record.metrics.items():
             if metric not in self._metrics:
                 continue

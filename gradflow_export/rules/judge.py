@@ -165,7 +165,7 @@ class Judge:
             if watch.positives == 0:
                 watch.since = step
             if finding.since is not None:
-                watch.since = min(watch.since, finding.since)
+                watch.since = min(watch.since, finding.since if finding.since > 1 else self._history.begun + 1)
             watch.positives, watch.negatives = watch.positives + 1, 0
         for key in watches.keys() - seen.keys():
             watches[key].positives, watches[key].negatives = 0, watches[key].negatives + 1
@@ -249,10 +249,15 @@ class Judge:
         return False
 
     def _explained(self, rule: Rule, step: int, finding: Finding) -> bool:
-        return bool(finding.follows_from) and any(
-            issue.issue_type in finding.follows_from
-            and issue.severity >= min(finding.severity, Severity.MEDIUM)  # a remark explains remarks alone
+        """Whether another issue explains a finding, or is more than a remark on the same and over by now."""
+        return any(
+            issue.severity >= min(finding.severity, Severity.MEDIUM)  # a remark explains remarks alone
             and (issue.healed_step is None or issue.healed_step + rule.cooldown >= step)
+            if issue.issue_type in finding.follows_from
+            else finding.severity < Severity.MEDIUM <= issue.severity
+            and finding.since is not None
+            and (issue.issue_type, issue.layer) == (finding.issue_type, finding.layers[0])
+            and issue.step <= finding.since < (issue.healed_step or 0)
             for issue in self._issues.values()
         )
 

@@ -155,7 +155,7 @@ class LearningRate(Rule):
         """Yield steps that lead nowhere because they are far too short, be it by what clipping leaves."""
         ratio, since = float(record.value("update.ratio") or 0.0) + margin(record, "update.ratio"), 1
         rate = history.run("learning_rate")
-        if rate.last < self.decayed * rate.high or warms_up(history) or not 0 < ratio * record.step < self.travel:
+        if rate.last < self.decayed * rate.high or warms_up(history) or not 0 < ratio * history.seen < self.travel:
             return
         agree = self._agreement(record, history, ratio, first, now)
         why = f"and gradients of different steps agree (mean cosine {number(agree)})" if agree else ""
@@ -166,7 +166,7 @@ class LearningRate(Rule):
         if close and 0.0 < left < self.decayed and whole * clip.last < self.nothing:
             why, agree, since = "because clipping reduces the gradients to next to nothing", 1.0, int(steps[0])
         message = (
-            f"a step changes the weights by {number(100 * ratio)} % of their norm, {why}; after {record.step} steps "
+            f"a step changes the weights by {number(100 * ratio)} % of their norm, {why}; after {history.seen} steps "
             f"the loss went from {number(first)} to {number(now)}."
         )
         # A plateau that plain gradient descent leaves late may look like agreement, at steps of a usual size.
@@ -193,16 +193,16 @@ class LearningRate(Rule):
     def _agreement(self, record: StepRecord, history: History, ratio: float, first: float, now: float) -> float:
         """Return the mean cosine of gradients where it shows that longer steps would lead the same way, else 0."""
         agree, signed, rate = agreement(history), history.run("loss").low < 0, history.run("learning_rate")
-        if record.step < self.settle or not agree >= self.agree:
+        if history.seen < self.settle or not agree >= self.agree:
             return 0.0
         known = int(history.at_sites("loss.over_constant").present.sum()) > 2
-        flat = none_better(history, 0.9, 3) if known else signed or stuck(history, record.step, self.settle) or None
+        flat = none_better(history, 0.9, 3) if known else signed or stuck(history, self.settle) or None
         timid = ratio < self.timid and flat is not None and not fell(history)
         # Steps that are too short do not drive a loss far above where it began.
         near = not signed and self.halfway * first < now < first / self.halfway
-        lasts = near and agree >= self.ahead * ratio * record.step
+        lasts = near and agree >= self.ahead * ratio * history.seen
         rises = rate.last > 1.05 * rate.values[-30:].min(initial=math.inf)
-        return agree if timid or (lasts and not rises and record.step >= self.patient) else 0.0
+        return agree if timid or (lasts and not rises and history.seen >= self.patient) else 0.0
 
     def _longer(self, record: StepRecord, history: History) -> str:
         """Return what makes steps longer: the limit of clipping where they are what it leaves, else the rate."""
@@ -241,9 +241,9 @@ class LearningRate(Rule):
         low = values < self.decayed * rate.high
         since = int(steps[len(low) - int(np.argmin(low[::-1]))]) if low[-1:].all() and not low.all() else 0
         rest = record.step - since
-        if not since or rest < max(since / 3, 50) or now < 0.2 * first:
+        if not since or rest < max((since - history.begun) / 3, 50) or now < 0.2 * first:
             return
-        if rest < since and (now < 0.5 * first or not self._cut_short(history)):
+        if rest < since - history.begun and (now < 0.5 * first or not self._cut_short(history)):
             return
         message = (
             f"the learning rate fell from {number(rate.high)} to {number(rate.last)} by step {since} and has stayed "
@@ -286,17 +286,17 @@ class UnevenSteps(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the greatest of the last steps of each layer."""
         ratios = history.at_sites("parameter.update_ratio")
-        if record.step < self.settle or len(ratios.sites) < 2 or len(ratios.steps) < 5 or warms_up(history):
+        if history.seen < self.settle or len(ratios.sites) < 2 or len(ratios.steps) < 5 or warms_up(history):
             return ()
         told = np.where(ratios.present & np.isfinite(ratios.values), ratios.values, 0.0)
         most = told.astype(np.float64).max(axis=0)
-        still = (most > 0) & (most * record.step < self.rest) & (most * self.apart < most.max())
+        still = (most > 0) & (most * history.seen < self.rest) & (most * self.apart < most.max())
         if still.mean() < self.part:
             return ()
         layers, worst = tuple(ratios.sites[index] for index in np.flatnonzero(still)), float(most[still].max())
         message = (
             f"a step changes {some(layers)} by at most {number(100 * worst)} % of their norm, and other layers by "
-            f"{number(100 * float(most.max()))} %: after {record.step} steps they still have their initial weights."
+            f"{number(100 * float(most.max()))} %: after {history.seen} steps they still have their initial weights."
         )
         advice = (
             "raise the learning rate of these layers tenfold until the loss falls; if they are a group of their own in "
@@ -308,7 +308,7 @@ class UnevenSteps(Rule):
                 Severity.MEDIUM,
                 layers,
                 worst,
-                self.rest / record.step,
+                self.rest / history.seen,
                 message,
                 advice,
                 origin="too small",

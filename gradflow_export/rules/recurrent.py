@@ -108,7 +108,7 @@ class Subcritical(Rule):
                 if not 0 <= history.run("loss").low < self.learned * history.run("loss").first:
                     severity = Severity.HIGH if 2 * best.radius < self.forgets else Severity.MEDIUM
                     findings.append(self._finding(layers, best, severity, self.forgets, ""))
-            elif best.radius < self.band and stuck(history, record.step):
+            elif best.radius < self.band and stuck(history):
                 also = " and the loss has not fallen by a tenth since the first steps"
                 findings.append(self._finding(layers, best, Severity.LOW, self.band, also))
         return tuple(findings)

@@ -179,14 +179,14 @@ def settled(history: History, small: float = 1e-3, scatter: float = 0.5) -> bool
     return float(np.log(recent).std()) > scatter
 
 
-def stuck(history: History, step: int, span: int = 200, share: float = 0.9) -> bool:
+def stuck(history: History, span: int = 200, share: float = 0.9) -> bool:
     """Whether the loss has not come below ``share`` of its first level over at least ``span`` steps.
 
     Always False for losses that go below 0, whose level has no zero to compare with.
     """
     loss = history.run("loss")
     steps, values = loss.whole()
-    if len(values) < 10 or loss.low < 0 or step - steps[0] < span or not np.isfinite(loss.values[-20:]).all():
+    if len(values) < 10 or loss.low < 0 or loss.steps[-1] - steps[0] < span or not np.isfinite(loss.values[-20:]).all():
         return False
     return median(loss.values[-20:]) > share * median(values[: max(5, len(values) // 20)])
 

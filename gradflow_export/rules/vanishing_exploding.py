@@ -91,7 +91,7 @@ class Vanishing(Rule):
 
     def _limit(self, record: StepRecord, history: History) -> float:
         """Return the least healthy factor: a greater one where nothing has been learned for long."""
-        idle = record.step >= self.settle and none_better(history, self.level, 5) is not None
+        idle = history.seen >= self.settle and none_better(history, self.level, 5) is not None
         return self.idle if idle else self.depth_gain
 
     def _backward(self, links: Chain, limit: float) -> tuple[Finding, ...]:

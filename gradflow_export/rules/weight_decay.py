@@ -91,7 +91,7 @@ class WeightDecay(Rule):
         if not columns.any() or not near.any():
             return ()
         past = np.where(sizes.present, sizes.values, 0.0)[near][:, columns].astype(np.float64)
-        first = sizes.first[columns] if record.step <= self.steps else past[0]
+        first = sizes.first[columns] if history.seen <= self.steps else past[0]
         now, begun = past[-1], np.fmax(np.maximum.reduce(past), first)
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)
         left = np.where(told, now / np.where(told, begun, 1.0), 1.0)
@@ -103,7 +103,7 @@ class WeightDecay(Rule):
         loss = history.run("loss")
         losses = loss.whole()[1]
         rises = fall(-losses[len(losses) // 3 :]) >= self.sure
-        nothing = not math.isnan(level) or rises or stuck(history, record.step, span=100)
+        nothing = not math.isnan(level) or rises or stuck(history, span=100)
         if typical <= self.gone:  # a penalty that falls with the weights may be part of the loss, or most of it
             known = len(history.at_sites("loss.over_constant").steps) or history.run("loss.over_constant").count
             late = losses[len(losses) // 3 :]
@@ -122,7 +122,7 @@ class WeightDecay(Rule):
                 typical,
                 self.shrunk,
                 f"{number(100 * share)} % of the weights lost half of their norm or more within "
-                f"{min(self.steps, record.step)} steps (typically {number(typical)} is left): weight decay shrinks "
+                f"{min(self.steps, history.seen)} steps (typically {number(typical)} is left): weight decay shrinks "
                 f"them faster than they learn{', and is as large as their gradient' if held else ''}.",
                 "lower weight_decay: 0.01 is usual for AdamW, 1e-4 for SGD and Adam; or lower the factor of a "
                 "weight penalty in the loss.",

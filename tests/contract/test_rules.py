@@ -67,11 +67,11 @@ def record(step, metrics, pick):
     return StepRecord(step, 0.0, readings, evidence=evidence_of(step, facts))
 
 
-def wild(rule, steps, seed):
+def wild(rule, steps, seed, begun=0):
     """Records full of NaN, Inf, zeros and gaps."""
     rng = np.random.default_rng(seed)
     pool = (*SPECIAL, *np.exp(rng.normal(0, 3, 12)).tolist())
-    for step in range(1, steps + 1):
+    for step in range(begun + 1, begun + steps + 1):
         chosen = [metric for metric in wanted(rule) if rng.random() < 0.8]
         yield record(step, chosen, lambda: pool[rng.integers(len(pool))])
 
@@ -107,6 +107,18 @@ def test_rule_survives_anything_and_is_deterministic(rule, seed):
         judge = Judge([rule], strict=True)
         events = [issue for record in wild(rule, 80, seed) for issue in judge.check(record)]
         runs.append((events, judge.issues))
+    assert runs[0] == runs[1]
+
+
+@EACH
+def test_rule_counts_the_steps_that_it_saw(rule):
+    """Of a model whose first record is that of step 5001 it says what it says of one that begins at step 1."""
+    runs = []
+    for begun in (0, 5000):
+        judge = Judge([rule], strict=True)
+        for record in wild(rule, 260, 1, begun):
+            judge.check(record)
+        runs.append([(i.issue_type, i.severity, i.layers, i.value, i.step - begun) for i in judge.issues])
     assert runs[0] == runs[1]
 
 

@@ -10,8 +10,11 @@ from torch import nn
 from gradflow_export import ArgumentError, ArgumentTypeError, Exporter, read_run
 from gradflow_export.cli.folders import runs_in
 from gradflow_export.cli.report import summarise
-from gradflow_export.records.step_record import Issue, IssueType, Severity
+from gradflow_export.engine.external_issues import ToldJudge
+from gradflow_export.records.step_record import Issue, IssueType, Reading, Severity, StepRecord
+from gradflow_export.rules.diverging import Diverging
 from gradflow_export.storage import reader
+from gradflow_export.storage.earlier import Earlier
 
 
 def train(logdir, steps, start_step=0):
@@ -177,6 +180,20 @@ def test_a_checkpoint_that_is_not_loaded_is_the_cause_however_the_loss_fell_befo
     assert IssueType.BAD_INIT not in [issue.issue_type for issue in found]
 
 
+@pytest.mark.parametrize(("last", "start"), [((0.3, 0.7), 300), ((0.7, 0.7, 0.7), 300), ((0.3,), 400)])
+def test_a_rise_about_the_step_at_which_training_was_resumed_began_there(last, start):
+    """The last losses of before may lie high by chance, and the fix begins with what was not loaded."""
+    before = [0.3 + 0.7 * 0.98**step + 0.03 * (-1) ** step for step in range(300 - len(last))]
+    judge = ToldJudge([Diverging()], strict=True)
+    judge.recall(Earlier(losses=tuple(enumerate((*before, *last), 1))))
+    for step in range(start + 1, start + 41):
+        judge.check(StepRecord(step, 0.0, (Reading.run("loss", 0.7 + 0.03 * (-1) ** step),)))
+    (issue,) = judge.issues
+    assert issue.step == start + 1
+    assert f"since step {start + 1}, when training was resumed, it has been" in issue.message
+    assert f"between steps 300 and {start + 1}: whether training was resumed with all that was saved" in issue.advice
+
+
 @pytest.mark.parametrize("given", [{}, {"state": False}, {"size": 8}, {"rate": 1e-3}])
 def test_a_resumed_run_that_learns_on_is_healthy(stopped, tmp_path, given):
     """With all that was saved, with a new optimizer, with smaller batches, and with another rate."""
@@ -190,6 +207,14 @@ def test_the_loss_of_a_resumed_run_fell_since_its_first_step(stopped, tmp_path):
     exporter = resumed(stopped, tmp_path)
     whole = summarise(runs_in(tmp_path / "run")[-1])
     assert exporter.summary()["loss"] == whole.as_dict()["loss"]
+
+
+def test_a_model_that_is_seen_for_a_few_steps_is_not_judged_as_if_it_had_trained_for_all(tmp_path):
+    """The log does not hold the steps before: what it began with is unknown."""
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = adam(model, 1e-5)
+    assert [str(issue) for issue in classify(tmp_path, model, optimizer, 40, 5000).issues] == []
 
 
 def test_a_resumed_session_is_read_as_densely_as_a_first_one(stopped, tmp_path):

@@ -44,6 +44,35 @@ class Above(Rule):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Since(Rule):
+    """Finds in a loss above 1 what began at a step of its own."""
+
+    name: ClassVar[str] = "since"
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    severity: Severity = Severity.LOW
+    since: int = 3
+    heal: int = 1
+
+    def check(self, record, history):
+        found = Finding(
+            IssueType.LOSS_SPIKE, self.severity, ("",), 2.0, 1.0, "high", "lower it", since=self.since, urgent=True
+        )
+        return (found,) if record.value("loss") > (5 if self.severity > Severity.LOW else 1) else ()
+
+
+@pytest.mark.parametrize(
+    ("since", "found"), [(3, [Severity.HIGH]), (2, [Severity.HIGH, Severity.LOW]), (6, [Severity.HIGH, Severity.LOW])]
+)
+def test_a_remark_on_what_began_as_a_worse_issue_that_is_over_is_none_beside_it(since, found):
+    """Both would be one issue, with the severity and the fix of the remark."""
+    judge = Judge([Since(severity=Severity.HIGH), Since(since=since)], strict=True)
+    for step, loss in enumerate((0.0, 0.0, 9.0, 9.0, 2.0, 2.0), 1):
+        judge.check(record(step, loss=loss))
+    assert [issue.severity for issue in judge.issues] == found
+    assert judge.issues[0].healed_step == 5
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sites(Rule):
     """Finds dead sites, each with a hysteresis of its own."""
 

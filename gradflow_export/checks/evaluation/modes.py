@@ -105,7 +105,7 @@ class WrongMode(Check):
     def _training(self, record: StepRecord, history: History, fact: str) -> Iterable[Finding]:
         names, passes = _above(record, fact)
         episodes = _episodes(history.at_sites(fact))
-        if names and len(episodes) >= self.episodes and record.step >= 5:
+        if names and len(episodes) >= self.episodes and history.seen >= 5:
             recent = record.step - episodes[0] + 1
             if len(episodes) <= self.often * recent:
                 message = (
@@ -178,7 +178,7 @@ class DrownedByDropout(Check):
         dropped, loss, least = history.at_sites(_DROPPED), history.run("loss"), self.noise / (1.0 + self.noise)
         layers = tuple(dropped.sites[index] for index in np.flatnonzero(dropped.first >= least))
         share, high = float(dropped.first.max(initial=0.0)), median(loss.values[-20:]) > self.halfway * loss.first
-        if not (layers and high and record.step >= self.settle) or still_falls(history, most=constant_level(history)):
+        if not (layers and high and history.seen >= self.settle) or still_falls(history, most=constant_level(history)):
             return ()
         return (
             Finding(

@@ -145,7 +145,7 @@ class EvaluationDiffers(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Compare the last evaluations with training."""
         found: dict[str, float] = {}
-        for site in values_of(record, _SIZES) if record.step > self.settle else ():
+        for site in values_of(record, _SIZES) if history.seen > self.settle else ():
             sizes = past(history, _SIZES, site)[-self.evaluations :]
             trained = past(history, "block.output_rms", site)[-self.readings :]
             usual = median(trained) if len(trained) and len(sizes) == self.evaluations else 0.0

@@ -130,7 +130,7 @@ class LinearLimit(Check):
         """Judge the newest test."""
         layers, length = _row(record)
         for site, z in values_of(record, "loss.unbent").items():
-            if not z >= self.sure or length < 2 or record.step < self.settle:
+            if not z >= self.sure or length < 2 or history.seen < self.settle:
                 continue
             share = no_better(history, site, self.level, 3)
             if share is not None:

@@ -129,15 +129,19 @@ class BadInit(Check):
         later = (
             ()
             if first
-            else (*self._alike(record, history), *_doubles(record, self.alike), *_siblings(record, self.alike))
+            else (
+                *self._alike(record, history),
+                *_doubles(record, history, self.alike),
+                *_siblings(record, history, self.alike),
+            )
         )
         losses, read = history.run("loss").whole()[0], history.at_sites("parameter.initial_gain").steps
         if len(losses) and len(read) and losses[0] + self.after < read[0]:
             return later  # resumed, or added later: not the weights that the first losses are of; a scaler skips a few
-        looks = (self._large, self._head, self._one_sided, self._steep) if record.step >= self.after else (self._head,)
+        looks = (self._large, self._head, self._one_sided, self._steep) if history.seen >= self.after else (self._head,)
         due = looks if self._due_to_weights(record, history) else ()
         large = [finding for look in due for finding in look(record, history)][:1]
-        return (*later, *large, *_small(self, record, history))
+        return (*later, *large, *_small(self, history))
 
     def _alike(self, record: StepRecord, history: History) -> Iterable[Finding]:
         spread = record.facts.get("parameter.row_spread")
@@ -152,7 +156,7 @@ class BadInit(Check):
         )
         if copies:
             message = (
-                f"all units of {some(copies)} have the same weights, and still do after {record.step - 1} steps: "
+                f"all units of {some(copies)} have the same weights, and still do after {history.seen - 1} steps: "
                 "they compute the same output and get the same gradient, so each layer acts like a single unit."
             )
             advice = (
@@ -166,7 +170,7 @@ class BadInit(Check):
         if blank:
             gains = history.at_sites("parameter.initial_gain")
             begun = tuple(s for s, gain in zip(gains.sites, gains.first, strict=True) if gain == 0 and s not in blank)
-            message = f"the weights of {some(blank)} are all 0, and still are after {record.step - 1} steps" + (
+            message = f"the weights of {some(blank)} are all 0, and still are after {history.seen - 1} steps" + (
                 f"; those of {some(begun)} began with 0 as well." if begun else "."
             )
             advice = (
@@ -187,7 +191,7 @@ class BadInit(Check):
             return
         high = over.present[-3:].all(axis=0) & (over.values[-3:] > 1.0).all(axis=0)
         worse = over.present[-1] & (over.first >= self.worse) & (over.values[-1] > 1.0)
-        if record.step >= 2 * self.after:
+        if history.seen >= 2 * self.after:
             worse |= high & (over.first >= self.bad)
         first = gains.first
         order = np.argsort(-np.nan_to_num(first), kind="stable")
@@ -196,7 +200,7 @@ class BadInit(Check):
             greatest, times = float(first[order[0]]), float(over.first[worse].max())
             message = (
                 f"the initial loss was {number(times)} times that of the best constant prediction and is still "
-                f"above it after {record.step} steps: the initial weights of {some(names)} were up to "
+                f"above it after {history.seen} steps: the initial weights of {some(names)} were up to "
                 f"{number(greatest)} times too large for their number of inputs."
             )
             advice = (
@@ -218,7 +222,7 @@ class BadInit(Check):
         message = (
             f"nearly all initial weights of {some(names)} have the same sign (mean {number(greatest)} of their root "
             "mean square): inputs add up instead of canceling, all units of a layer have nearly the same output, "
-            f"and the loss is {number(worst)} times that of the best constant prediction after {record.step} steps."
+            f"and the loss is {number(worst)} times that of the best constant prediction after {history.seen} steps."
         )
         advice = (
             "initialize the weights with mean 0: nn.init.kaiming_normal_(layer.weight) or "
@@ -246,10 +250,10 @@ class BadInit(Check):
                     "embedding tied to the output layer, std=0.02."
                 )
                 yield _finding(Severity.MEDIUM, names, gain, self.gain, message, advice, LARGE)
-            elif sure >= self.sure and now > 1.0 and record.step >= 2 * self.after:
+            elif sure >= self.sure and now > 1.0 and history.seen >= 2 * self.after:
                 message = (
                     f"the initial loss was {number(sure)} times that of equal probabilities for all {number(classes)} "
-                    f"classes, and is still above it after {record.step} steps: the scores began far apart."
+                    f"classes, and is still above it after {history.seen} steps: the scores began far apart."
                 )
                 advice = "make the first scores small: raise the temperature, drop a factor, or lower first weights."
                 yield _finding(Severity.MEDIUM, names or (site,), sure, self.sure, message, advice, LARGE)
@@ -266,7 +270,7 @@ class BadInit(Check):
         message = (
             f"at the first step the gradient grew {number(math.exp(min(depth.first, 700.0)))}-fold from the last "
             "layer back to the first, so a tiny change of the input changes the output completely, and the loss is "
-            f"{number(worst)} times that of the best constant prediction after {record.step} steps."
+            f"{number(worst)} times that of the best constant prediction after {history.seen} steps."
         )
         advice = (
             "use smaller initial weights where a later operation multiplies them: sin(w0 * layer(x)) needs weights "
@@ -276,12 +280,12 @@ class BadInit(Check):
         yield _finding(Severity.MEDIUM, names or ("",), depth.first, self.steep, message, advice, LARGE)
 
 
-def _small(check: BadInit, record: StepRecord, history: History) -> Iterable[Finding]:
+def _small(check: BadInit, history: History) -> Iterable[Finding]:
     depth, gains, loss = history.run("gain.depth"), history.at_sites("parameter.initial_gain"), history.run("loss")
-    if record.step < check.after or depth.count == 0 or not len(gains.steps) or loss.count < 10:
+    if history.seen < check.after or depth.count == 0 or not len(gains.steps) or loss.count < 10:
         return
     known = len(history.at_sites("loss.over_constant").steps) > 0
-    flat = none_better(history, check.level, 5) is not None if known and record.step >= 3 * check.after else False
+    flat = none_better(history, check.level, 5) is not None if known and history.seen >= 3 * check.after else False
     falls = not flat and (loss.low <= 0 or depth.first > check.depth or median(loss.values[-10:]) <= 0.95 * loss.first)
     if falls or depth.first > check.shallow:
         return
@@ -294,7 +298,7 @@ def _small(check: BadInit, record: StepRecord, history: History) -> Iterable[Fin
     message = (
         f"the initial weights of {len(names)} of {len(first)} layers ({some(names)}) were about {number(usual)} of "
         f"the scale that preserves the signal, which shrank to exp({number(depth.first)}) over the depth; after "
-        f"{record.step} steps the loss is {number(loss.last)}, initially {number(loss.first)}."
+        f"{history.seen} steps the loss is {number(loss.last)}, initially {number(loss.first)}."
     )
     advice = (
         "scale the weights by the number of inputs: nn.init.kaiming_normal_(layer.weight) before ReLU, "
@@ -303,7 +307,7 @@ def _small(check: BadInit, record: StepRecord, history: History) -> Iterable[Fin
     yield _finding(Severity.MEDIUM, names, usual, check.tiny, message, advice, SMALL)
 
 
-def _doubles(record: StepRecord, alike: float) -> Iterable[Finding]:
+def _doubles(record: StepRecord, history: History, alike: float) -> Iterable[Finding]:
     apart, moving = values_of(record, "parameter.row_spread"), _moving(record)
     names = tuple(
         name
@@ -313,7 +317,7 @@ def _doubles(record: StepRecord, alike: float) -> Iterable[Finding]:
     if names:
         message = (
             f"each unit of {some(names)} has a duplicate with the same weights, and still does after "
-            f"{record.step - 1} steps: duplicates compute the same output and get the same gradient."
+            f"{history.seen - 1} steps: duplicates compute the same output and get the same gradient."
         )
         advice = (
             f"initialize {names[0]} randomly instead of with a constant or repeated values, or use different biases "
@@ -322,7 +326,7 @@ def _doubles(record: StepRecord, alike: float) -> Iterable[Finding]:
         yield _finding(Severity.MEDIUM, names, 1.0, 1.0, message, advice, DOUBLES)
 
 
-def _siblings(record: StepRecord, alike: float) -> Iterable[Finding]:
+def _siblings(record: StepRecord, history: History, alike: float) -> Iterable[Finding]:
     """Yield layers that only the numbers in their names distinguish."""
     gaps, moving = values_of(record, "parameter.sibling_gap"), _moving(record)
     names = [name for name, gap in gaps.items() if gap <= alike and name in moving]
@@ -331,7 +335,7 @@ def _siblings(record: StepRecord, alike: float) -> Iterable[Finding]:
     if names:
         message = (
             f"the weights of {some(tuple(names))} equal those of another layer of the same kind, and still do after "
-            f"{record.step - 1} steps: they get the same gradients and stay equal."
+            f"{history.seen - 1} steps: they get the same gradients and stay equal."
         )
         advice = (
             "create each of them separately instead of copying one, nn.ModuleList(make() for _ in range(n)) "

@@ -109,7 +109,7 @@ class LeftFrozen(Check):
 
     def _never_freed(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         series = history.at_sites("connection.state")
-        if record.step < self.brief + self.span:
+        if history.seen < self.brief + self.span:
             return ()
         codes = connections(series)
         cold = np.flip(np.logical_and.accumulate(np.flip((codes & Wiring.TRAINABLE) == 0, axis=0)), axis=0)
@@ -121,7 +121,7 @@ class LeftFrozen(Check):
             return ()
         names = tuple(series.sites[index] for index in np.flatnonzero(found))
         since = int(series.steps[len(series.steps) - 1 - int(count[found].max())])
-        late = since > self.brief
+        late = since - history.begun > self.brief
         if late and (record.step < since + self.rests or not _learns_nothing(history)):
             return ()
         message = (
@@ -157,7 +157,7 @@ class LeftFrozen(Check):
 
     def _at_zero(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         sizes = history.at_sites("parameter.frozen_size")
-        if not len(sizes.steps) or record.step < self.span:
+        if not len(sizes.steps) or history.seen < self.span:
             return ()
         zero = sizes.present[-1] & (sizes.values[-1] == 0)
         names = self._used(history, [sizes.sites[index] for index in np.flatnonzero(zero)])
@@ -177,7 +177,7 @@ class LeftFrozen(Check):
     def _as_drawn(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Find weights that are frozen as they were drawn, where the loss does not get better than a constant's."""
         peaks = history.at_sites("parameter.frozen_peak")
-        if not len(peaks.steps) or record.step < self.harmed or not _learns_nothing(history):
+        if not len(peaks.steps) or history.seen < self.harmed or not _learns_nothing(history):
             return ()
         low, high = self.drawn
         drawn = peaks.present[-1] & (peaks.values[-1] >= low) & (peaks.values[-1] <= high)
@@ -187,7 +187,7 @@ class LeftFrozen(Check):
             return ()
         message = (
             f"{len(names)} weights ({some(names)}) are frozen at their random initialization (uniform within a "
-            f"bound): they were never trained, and after {record.step} steps the loss is no better than that of a "
+            f"bound): they were never trained, and after {history.seen} steps the loss is no better than that of a "
             "constant prediction."
         )
         advice = (

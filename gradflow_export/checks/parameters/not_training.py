@@ -129,7 +129,7 @@ class NotTraining(Check):
         still = trainable & ((always & Wiring.ZERO_RATE) > 0)
         findings = [
             *(() if start else _hidden(history, self.readings)),
-            *self._unowned(history, sites, trainable & reached & ~owned, ever, record.step),
+            *self._unowned(history, sites, trainable & reached & ~owned, ever),
             *self._unreached(history, sites, trainable & owned & ~reached, ever, span, since if start else 0),
             *(() if start else self._flat(record, history, sites, trainable & owned & reached, ever)),
             *(() if start and not dropped_at_once(history, since, still, total) else _rateless(sites, still, total)),
@@ -152,12 +152,10 @@ class NotTraining(Check):
             for cause, names, what, advice, sure in findings
         )
 
-    def _unowned(
-        self, history: History, sites: tuple[str, ...], loose: Flags, ever: Codes, step: int
-    ) -> Iterable[_Told]:
+    def _unowned(self, history: History, sites: tuple[str, ...], loose: Flags, ever: Codes) -> Iterable[_Told]:
         waiting = loose & ((ever & Wiring.WAITING) > 0)
         names = _chosen(sites, waiting)
-        if names and step >= self.rare:
+        if names and history.seen >= self.rare:
             yield _Told(
                 "optimizer never stepped",
                 names,
@@ -247,7 +245,7 @@ class NotTraining(Check):
     ) -> Iterable[_Told]:
         """Yield what gets a gradient of exactly 0, at the first reading and over the whole window since."""
         norms = history.at_sites("parameter.gradient_norm")
-        if record.step < self.span or len(norms.steps) < self.span or shut(history) or history.run("loss").last == 0.0:
+        if history.seen < self.span or len(norms.steps) < self.span or shut(history) or history.run("loss").last == 0.0:
             return
         never = norms.present.all(axis=0) & (norms.values == 0).all(axis=0) & (norms.first == 0)
         flat = set(_chosen(norms.sites, never))
