@@ -133,7 +133,7 @@ class Battery:
         assert verdict.baseline is not None
         ill, slow = verdict.baseline.ill, bool(verdict.baseline.slow)
         self._tell(f"it does not learn: {verdict.baseline.complaint}" if ill else verdict.baseline.slow or "it learns")
-        exact, tuning = self._ordered(of_kind(EXACT, verdict.facts)), self._ordered(of_kind(TUNING, verdict.facts))
+        exact, tuning = (_ordered(of_kind(kind, verdict.facts), verdict) for kind in (EXACT, TUNING))
         # A loss that may become negative falls without end with larger steps.
         tuning = [each for each in tuning if not self._rule.signed or _named([each.name], verdict)]
         # What the symptoms accuse is tried with what is exact, and goes before it.
@@ -169,10 +169,7 @@ class Battery:
         """Take larger steps, and what no symptom names, for no cure where the script begins to learn a little later."""
         verdict = self.verdict
         tuned = [_near(trial.names, verdict) > 0 and _tunes(trial.names) for trial in verdict.cures]
-        hasten = [
-            any(find(name).hastens for name in trial.names) and not _named(trial.names, verdict)
-            for trial in verdict.cures
-        ]
+        hasten = [any(find(n).hastens for n in t.names) and not _named(t.names, verdict) for t in verdict.cures]
         if not verdict.cures or not all(map(max, tuned, hasten)) or not (later := later_steps(verdict)):
             return False
         assert verdict.baseline is not None
@@ -214,9 +211,6 @@ class Battery:
         stands = _tunes(trial.names) and not self.verdict.accused.isdisjoint(map(IssueType, trial.left or ()))
         licensed = self._licensed(trial.names) and (turns or not hasty) and not stands
         return self.verdict.rescues(trial) and ((turns and exact) or licensed)
-
-    def _ordered(self, treatments: Sequence[Treatment]) -> list[Treatment]:
-        return sorted(treatments, key=lambda each: _near([each.name], self.verdict))
 
     def _try(self, wanted: Sequence[tuple[str, ...]]) -> None:
         """Try treatments, confirm what helps, and name the best, also where this is interrupted."""
@@ -284,6 +278,10 @@ class Battery:
             if self._laboratory.cpu > self._budget:
                 self.verdict.cut = self.verdict.cut or ("the CPU budget was used up" if self._queue else "")
                 self._queue.clear()
+
+
+def _ordered(treatments: Sequence[Treatment], verdict: Verdict) -> list[Treatment]:
+    return sorted(treatments, key=lambda each: _near([each.name], verdict))
 
 
 def _mending(verdict: Verdict) -> list[Treatment]:

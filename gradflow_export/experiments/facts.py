@@ -46,16 +46,13 @@ class Facts(Intervention):
         returned: How often such a change put the weights back to what the one before it had made of them.
         edited: At how many steps gradients were changed between the backward pass and the step.
         kept: Share of the gradient's norm that was left at the least, 1 when none was taken away.
-        untrained: Parameters of the model that no optimizer has or that are frozen.
-        frozen: The latter alone.
+        untrained, frozen: Parameters of the model that no optimizer has or that are frozen; the latter alone.
         loose: Those that can be trained and that neither an optimizer nor a module has, as layers in a plain list.
         plain: Tables that the model multiplies with in each step, and that are neither parameters nor inputs.
         unreached: Parameters that an optimizer has and that no gradient reached.
         layers: Linear and convolutional layers.
-        level: Tables of weights that hold one number throughout.
-        tables: All tables of weights.
-        sequences: Recurrent and attention layers.
-        recurrent: The former alone.
+        level, tables: Tables of weights that hold one number throughout; all tables of weights.
+        sequences, recurrent: Recurrent and attention layers; the former alone.
         narrow: Linear layers that give far fewer numbers than they take and than the next one gives.
         padding: Share of the steps of recurrent layers that repeat the last one of a sequence.
         masked: How often attention was given a mask.

@@ -246,7 +246,7 @@ class Passes:
         kept = []
         for one in self._waiting:
             live = self._live(one) & standing
-            live[self._gradients.zeroed(np.flatnonzero(live).tolist())] = False
+            live[self._gradients.zeroed(map(int, np.flatnonzero(live)))] = False
             if live.any():
                 kept.append(one)
                 if one.touched is not None:

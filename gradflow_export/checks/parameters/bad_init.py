@@ -126,15 +126,9 @@ class BadInit(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the first weights, and their rows a few steps later."""
         first = "parameter.initial_gain" in record.facts
-        later = (
-            ()
-            if first
-            else (
-                *self._alike(record, history),
-                *_doubles(record, history, self.alike),
-                *_siblings(record, history, self.alike),
-            )
-        )
+        rows = () if first else (_doubles, _siblings)
+        alike = () if first else self._alike(record, history)
+        later = (*alike, *(each for look in rows for each in look(record, history, self.alike)))
         losses, read = history.run("loss").whole()[0], history.at_sites("parameter.initial_gain").steps
         if len(losses) and len(read) and losses[0] + self.after < read[0]:
             return later  # resumed, or added later: not the weights that the first losses are of; a scaler skips a few
