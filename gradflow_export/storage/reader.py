@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import overload
@@ -251,15 +251,24 @@ def _all_sessions(files: Sequence[Path]) -> tuple[list[Session], int]:
 
 
 def _gaps(starts: Sequence[Start]) -> Iterator[Gap]:
-    """Yield what the sessions of a run say is missing, and what lies between two of them."""
-    for before, start in pairwise([start for start in starts if start.owner]):
-        first = min(start.owner)
-        until = min([first, *(gap.first for gap in start.gaps)])
-        known = {*before.owner, *(min(gap.last, first - 1) for gap in before.gaps if gap.first < first)}
-        lost = between(sorted(known), until, before.info and before.info.settings, closed=before.closed)
-        yield from () if lost is None else (lost,)
-    for start in starts:
-        yield from start.gaps
+    """Yield what the sessions of a run say is missing, and what lies between two of them, the latest session first.
+
+    What one says of a step from which a later one went on does not count: that one recorded it again.
+    """
+    cut, following = math.inf, None
+    for start in reversed(starts):
+        for gap in [gap for gap in start.gaps if gap.first < cut]:
+            last = int(min(gap.last, cut - 1))
+            share = (last - gap.first + 1) / (gap.last - gap.first + 1)
+            yield replace(gap, last=last, steps=math.ceil(gap.steps * share))
+        if start.owner:
+            if following is not None:
+                until = int(min([cut, *(gap.first for gap in following.gaps)]))
+                known = {*start.owner, *(int(min(gap.last, cut - 1)) for gap in start.gaps if gap.first < cut)}
+                lost = between(sorted(known), until, start.info and start.info.settings, closed=start.closed)
+                yield from () if lost is None else (lost,)
+            first = min(start.owner)
+            cut, following = min(cut, first), start
 
 
 def _read(file: Path) -> tuple[Sequence[Session], int]:

@@ -108,8 +108,9 @@ def _gaps(source: Source, index: RunIndex) -> list[dict[str, Any]]:
     out = []
     for session in index.sessions:
         for _, gap in source.read_json(index.run, session.of_kind("gap")):
-            reason = str(gap.get("reason", ""))[:200]
-            out.append({"kind": "gap", "step": gap["first"], "last": gap["last"], "text": f"not written: {reason}"})
+            reason, last = str(gap.get("reason", ""))[:200], min(gap["last"], session.cut - 1)
+            if last >= gap["first"]:
+                out.append({"kind": "gap", "step": gap["first"], "last": last, "text": f"not written: {reason}"})
     out += [
         {"kind": "gap", "step": lost.first, "last": lost.last, "text": f"not written: {lost.reason}"}
         for lost in gaps_between(source, index)

@@ -120,6 +120,17 @@ def test_steps_after_a_closed_session_are_a_gap_where_it_would_have_recorded_the
     assert sum(gap.steps for gap in read_run(tmp_path).gaps) == steps
 
 
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(("first", "lost"), [(282, range(241, 282)), (262, range(241, 262)), (241, ()), (220, ())])
+def test_a_gap_that_a_later_session_recorded_is_none(name, first, lost, tmp_path):
+    """Training went on at 282, without the steps from 241 on, and then from another checkpoint."""
+    for number, steps in enumerate(((1, 300), (201, 240), (282, 300), (first, 310)), 1):
+        write(make_writer(name, tmp_path), rows_of(*steps), f"{number}000000-0")
+    run = read_run(tmp_path)
+    assert run.records.steps == tuple(step for step in range(1, 311) if step not in lost)
+    assert [step for gap in run.gaps for step in range(gap.first, gap.last + 1)] == list(lost)
+
+
 def test_one_session_in_two_forms_is_one_session(tmp_path):
     """An event file and JSON lines of the same session complete each other."""
     rows = rows_of(1, 20)
