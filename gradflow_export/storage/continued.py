@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from gradflow_export.records.run_info import RunInfo
@@ -60,6 +62,18 @@ def chains(starts: Sequence[tuple[int | None, Identity | None]]) -> list[range]:
         first = began if first is None else min(first, began)
         known = model or known
     return [range(*pair) for pair in zip(edges, [*edges[1:], len(starts)], strict=True)]
+
+
+def before(gap: Gap, cut: float) -> Iterator[Gap]:
+    """Yield the part of a gap before a step, where there is one.
+
+    >>> [str(part) for part in before(Gap(3, 12, 10, "disk full"), 6)]
+    ['steps 3 to 5: disk full']
+    """
+    if gap.first < cut:
+        last = int(min(gap.last, cut - 1))
+        share = (last - gap.first + 1) / (gap.last - gap.first + 1)
+        yield replace(gap, last=last, steps=math.ceil(gap.steps * share))
 
 
 def between(steps: Sequence[int], until: int, settings: object, *, closed: bool) -> Gap | None:

@@ -17,7 +17,7 @@ from typing import overload
 
 from gradflow_export.errors import StorageError
 from gradflow_export.records.step_record import Gap, RunInfo, StepRecord
-from gradflow_export.storage.continued import between, chains, identity
+from gradflow_export.storage.continued import before, between, chains, identity
 from gradflow_export.storage.event_chunks import DRAFTS, Blob
 from gradflow_export.storage.event_codec import FrameReader, event_blobs
 from gradflow_export.storage.log_index import Page, Session, read_draft, read_events, read_lines
@@ -244,7 +244,8 @@ def _all_sessions(files: Sequence[Path]) -> tuple[list[Session], int]:
     sessions: list[Session] = []
     skipped = 0
     for file in reversed(files):  # drafts first: what goes from them into the file proper meanwhile is read there
-        found, damaged = _read(file)
+        read = read_lines if file.suffix == ".jsonl" else read_draft if file.suffix == DRAFTS else read_events
+        found, damaged = read(file)
         sessions = [*found, *sessions]
         skipped += damaged
     return sessions, skipped
@@ -257,24 +258,16 @@ def _gaps(starts: Sequence[Start]) -> Iterator[Gap]:
     """
     cut, following = math.inf, None
     for start in reversed(starts):
-        for gap in [gap for gap in start.gaps if gap.first < cut]:
-            last = int(min(gap.last, cut - 1))
-            share = (last - gap.first + 1) / (gap.last - gap.first + 1)
-            yield replace(gap, last=last, steps=math.ceil(gap.steps * share))
+        own = [part for gap in start.gaps for part in before(gap, cut)]
+        yield from own
         if start.owner:
             if following is not None:
                 until = int(min([cut, *(gap.first for gap in following.gaps)]))
-                known = {*start.owner, *(int(min(gap.last, cut - 1)) for gap in start.gaps if gap.first < cut)}
+                known = {*start.owner, *(gap.last for gap in own)}
                 lost = between(sorted(known), until, start.info and start.info.settings, closed=start.closed)
                 yield from () if lost is None else (lost,)
             first = min(start.owner)
             cut, following = min(cut, first), start
-
-
-def _read(file: Path) -> tuple[Sequence[Session], int]:
-    if file.suffix == ".jsonl":
-        return read_lines(file)
-    return read_draft(file) if file.suffix == DRAFTS else read_events(file)
 
 
 def _runs(history: Sequence[Start]) -> list[Sequence[Start]]:
