@@ -274,8 +274,8 @@ class LossInstrument:
         """Begin a backward pass; what runs inside it has to be detected from there."""
         self.on_pass()
         begun = self.passes.begin()
-        # What ``torch.autograd.grad`` sent back before adds to no gradient.
-        begun.parts = [part for part in begun.parts if part.metrics is not UPSTREAM_METRICS]
+        if begun.parts:  # what ``torch.autograd.grad`` sent back before adds to no gradient
+            begun.parts = [part for part in begun.parts if part.metrics is not UPSTREAM_METRICS]
         self._rooted = self._told = True
         for root, given in roots:
             self.root = end_of(root)

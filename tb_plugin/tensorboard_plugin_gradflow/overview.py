@@ -110,8 +110,8 @@ def _unknown() -> dict[str, Any]:
 def _told_by(index: RunIndex) -> Iterator[Chunk]:
     """Yield what says which tensors hold the loss, and what was found."""
     for session in index.sessions:
-        yield from session.of_kind("issues")
-        yield from session.of_kind("gap")
+        for kind in ("issues", "gap", "notes"):
+            yield from session.of_kind(kind)
         tables = {chunk.content["sites"] for chunk in session.of_metric("run")}
         yield from (chunk for chunk in session.of_kind("sites") if int(chunk.parts.part) in tables)
     for session, chunk in player_chunks(index):

@@ -60,7 +60,7 @@ def test_an_issue_that_two_models_share_is_listed_once():
     """An encoder and a decoder have one loss; the line is that of the first."""
     issue = Issue(IssueType.WRONG_LOSS, Severity.HIGH, "loss", 1, 1.0, 0.1, "Out of reach.", "Scale them.")
     watch = script_runner.ScriptWatch(Path("train.py"), 5)
-    watch._exporters = [(str(line), SimpleNamespace(issues=[issue]), Place(line)) for line in (7, 9)]
+    watch._exporters = [(str(line), SimpleNamespace(issues=[issue], _loop=None), Place(line)) for line in (7, 9)]
     assert watch.outcome().issues == [(issue, Place(7))]
 
 

@@ -244,8 +244,11 @@ def test_an_instrument_that_fails_is_disabled_with_one_line(undisturbed, site, c
     package(site, "broken", "instruments", source)
     exporter = train(backends=[memory])
     assert all(torch.equal(a, b) for a, b in zip(weights, exporter.weights, strict=True))
-    for one, other in zip(records, memory.records, strict=True):
+    for one, other in zip(records, memory.records[: len(records)], strict=True):
         assert {r.metric for r in one.readings} <= {r.metric for r in other.readings}
+    # What fails while the run is closed is told in a record after the last.
+    later = memory.records[len(records) :]
+    assert all(each.notes and {r.metric for r in each.readings} <= {"runtime.kept", "runtime.waited"} for each in later)
     (line,) = warnings_of(caplog)
     assert "instrument 'broken' of broken 2.0" in line
     assert reason in line
