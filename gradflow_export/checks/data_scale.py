@@ -105,7 +105,7 @@ class DataScale(Check):
                 return (self._finding(record, site, size, apart, Severity.HIGH),)
             if self._harmed(record, history) or (apart or 0.0) >= self.extreme:
                 return (self._finding(record, site, size, apart, Severity.MEDIUM),)
-            if apart is not None and record.step >= self.settle:
+            if apart is not None and history.seen >= self.settle:
                 return (self._finding(record, site, size, apart, Severity.LOW),)
         return ()
 

@@ -250,16 +250,16 @@ class Judge:
 
     def _explained(self, rule: Rule, step: int, finding: Finding) -> bool:
         """Whether another issue explains a finding, or is more than a remark on the same and over by now."""
-        return any(
-            issue.severity >= min(finding.severity, Severity.MEDIUM)  # a remark explains remarks alone
-            and (issue.healed_step is None or issue.healed_step + rule.cooldown >= step)
-            if issue.issue_type in finding.follows_from
-            else finding.severity < Severity.MEDIUM <= issue.severity
-            and finding.since is not None
-            and (issue.issue_type, issue.layer) == (finding.issue_type, finding.layers[0])
-            and issue.step <= finding.since < (issue.healed_step or 0)
-            for issue in self._issues.values()
-        )
+
+        def explains(issue: Issue) -> bool:
+            if issue.issue_type in finding.follows_from:
+                over = issue.healed_step is not None and issue.healed_step + rule.cooldown < step
+                return not over and issue.severity >= min(finding.severity, Severity.MEDIUM)  # remarks explain remarks
+            same = (finding.issue_type, finding.layers[:1]) == (issue.issue_type, (issue.layer,))
+            begun = finding.since is not None and issue.step <= finding.since < (issue.healed_step or 0)
+            return same and begun and finding.severity < Severity.MEDIUM <= issue.severity
+
+        return any(map(explains, self._issues.values()))
 
     def _numerical(self, but: int | None = None) -> bool:
         """Whether the run is non-finite, as another rule than ``but`` found."""

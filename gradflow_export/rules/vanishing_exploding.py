@@ -244,9 +244,10 @@ class ExplodingDepth(Rule):
         found = []
         for links in chains(record, "block.gradient_norm"):
             spreads = _spreads(record, links)
-            asked = spreads is not None and large > 0 and float(spreads.logs[-1]) <= math.log(large)
-            allowed = max(spreads.rise, 0.0) if asked and spreads is not None else 0.0
-            found.append(self._judge(record, links, None if asked else spreads, math.log(self.depth_gain) + allowed))
+            limit = math.log(self.depth_gain)
+            if spreads is not None and large > 0 and float(spreads.logs[-1]) <= math.log(large):
+                limit, spreads = limit + max(spreads.rise, 0.0), None
+            found.append(self._judge(record, links, spreads, limit))
         return tuple(finding for finding in found if finding is not None)
 
     def _judge(self, record: StepRecord, links: Chain, spreads: Chain | None, limit: float) -> Finding | None:
@@ -261,7 +262,7 @@ class ExplodingDepth(Rule):
             value, threshold = depth, math.exp(limit)
             steepest = int(np.nanargmax(np.where(np.isfinite(links.log_gains), links.log_gains, np.nan)))
             if links.log_gains[steepest] > depth / 2:
-                return self._single(links, steepest, what, depth)
+                return self._single(links, steepest, what, depth, limit)
         elif growth - doubt > math.log(self.spread) and math.log(typical) > self.amplifying:
             layers, value, threshold = links.sites, growth, self.spread
             what = f"the output grows {number(math.exp(growth))}-fold from {links.sites[0]} to {links.sites[-1]}"
@@ -280,7 +281,7 @@ class ExplodingDepth(Rule):
             urgent=value > math.log(self.urgent),
         )
 
-    def _single(self, links: Chain, steepest: int, what: str, depth: float) -> Finding:
+    def _single(self, links: Chain, steepest: int, what: str, depth: float, limit: float) -> Finding:
         """Blame the one block that makes most of the growth."""
         block, factor = links.sites[steepest + 1], math.exp(min(float(links.log_gains[steepest]), 700.0))
         return Finding(
@@ -288,7 +289,7 @@ class ExplodingDepth(Rule):
             grade(depth),
             (block,),
             factor,
-            self.depth_gain,
+            math.exp(limit),
             f"{what}, and {block} alone multiplies it by {number(factor)} (healthy: 0.5 to 2).",
             f"scale the initial weights of {block} by about {number(1.0 / factor)} (nn.init.kaiming_normal_ for "
             "ReLU, nn.init.orthogonal_ otherwise) or add a LayerNorm before it; until then "
