@@ -59,7 +59,7 @@ CORPUS = (
 CLOCKS = frozenset({"s", "steps/s", "MB"})
 """Units of what is measured with a clock, or of the process's memory."""
 
-FAST_STEPS, BUSY_PER_CORE = 20_000, 2
+FAST_STEPS, BUSY_PER_CORE = 100_000, 2
 LIMIT_SECONDS = 3600
 
 Train = Callable[[], None]
