@@ -230,7 +230,7 @@ class Exporter(Reports):
             model, self.settings, self._guard, self._worker.put, criterion=criterion, optimizer=optimizer,
             blocks=blocks, pairs=pairs, grids=grids, copies=copies, roles=roles, compiled=self._compiled,
         )  # fmt: skip
-        loop.pace.worker, loop.paused = self._worker, self._paused
+        loop.pace.worker, loop.paused, self._judge.on_doubt = self._worker, self._paused, loop.pace.doubt
         join_ranks(model, loop, self._worker)
         self._worker.describe(loop.instruments.blocks.names, loop.schedule.intervals)
         _close_earlier(model, self)

@@ -68,7 +68,9 @@ class Pace:
         self.skipped = {"every": 0, "budget": 0, "paused": 0}
         self.flagged: dict[str, None] = {}
         self._requests: deque[tuple[int, tuple[str, ...]]] = deque()
+        self._doubts: deque[int] = deque()
         self._last = self._acted = -DELAY
+        self._settled: deque[float] = deque([-math.inf] * WHOLE_STEPS, WHOLE_STEPS)  # when doubts were
         self._since = 1
         self._look: int | None = None  # records since it began
         self._length = self._paid = 0
@@ -92,6 +94,14 @@ class Pace:
     def ask(self, step: int, layers: tuple[str, ...] = ()) -> None:
         """Request a dense step because of the record of this one, and of these layers; called by the worker."""
         self._requests.append((step, layers[:FLAGGED]))
+
+    def doubt(self, step: int) -> None:
+        """Request what :meth:`ask` does for a rule that has not yet found enough, where readings are stretched.
+
+        Without a budget the next readings come as soon as the rule is made for. Each interval has as many requests as
+        most rules are patient for.
+        """
+        self._doubts.append(step)
 
     def kind(self, sampled: bool) -> int:
         """Return which of ``spent`` the step under way belongs to."""
@@ -137,13 +147,16 @@ class Pace:
         self._look, self._length, self._paid = 0, length * burst, max(self._paid, step) + earned
         return True
 
-    def begin(self, step: int, schedule: Schedule, *, spacing: int = 1, paused: bool, alone: bool) -> bool:
+    def begin(
+        self, step: int, schedule: Schedule, *, spacing: int = 1, stretch: float = 1, paused: bool, alone: bool
+    ) -> bool:
         """Plan a step; return whether it makes a record.
 
         Args:
             step: Its number.
             schedule: When there are records at all.
             spacing: Of how many steps one is recorded, to stay within a budget.
+            stretch: As for :meth:`suspect`.
             paused: Whether the user has paused the exporter.
             alone: Whether requests count: other ranks would not hear of them.
         """
@@ -165,7 +178,9 @@ class Pace:
             looked = math.inf if self._look is None else self._look
             # What two steps in a row show is not yet known at the first of a burst.
             self.close = looked < CLOSE_STEPS + self.on_credit
-            self._asked = self._is_asked(step)
+            doubted = self._is_doubted(step, math.ceil(schedule.intervals["wiring"] * stretch) if stretch > 1 else None)
+            self._asked = self._is_asked(step) or doubted
+            self._acted = step if self._asked else self._acted
             self.dense = self._asked or looked < WHOLE_STEPS
         self._last = step
         self._since = step - before
@@ -186,9 +201,16 @@ class Pace:
                 self.flagged[layer] = None
         while len(self.flagged) > FLAGGED:
             del self.flagged[next(iter(self.flagged))]
-        if not asked or step - self._acted < AGAIN_STEPS:
+        return asked and step - self._acted >= AGAIN_STEPS
+
+    def _is_doubted(self, step: int, interval: int | None) -> bool:
+        doubted = False
+        while self._doubts and self._doubts[0] + DELAY <= step:
+            doubted = True
+            self.late += self._doubts.popleft() + DELAY <= self._last
+        if interval is None or not doubted or step < self._settled[0] + interval or step - self._acted < AGAIN_STEPS:
             return False
-        self._acted = step
+        self._settled.append(step)
         return True
 
     def pass_by(self, count: int, step: int, schedule: Schedule, *, paused: bool) -> None:

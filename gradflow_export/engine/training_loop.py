@@ -225,8 +225,7 @@ class TrainingLoop:
         if self.open is None:
             self.open = Bundle(self.steps + 1, time.time())
         bundle = self.open
-        bundle.wall_time = time.time()
-        self._collected = now
+        bundle.wall_time, self._collected = time.time(), now
         if not self._recorded:
             # The step after the first is planned late, so that its forward pass may have been watched in vain.
             for called in self.instruments.hooked:
@@ -258,12 +257,11 @@ class TrainingLoop:
             times = {**self.quiet.lap(self._collected, sampled=bool(self._due)), **planned}
             if "blocks" in self._due:
                 self.instruments.blocks.calls.notice_silence()
-            scalars = {**bundle.scalars, **times}
+            bundle.scalars = scalars = {**bundle.scalars, **times}
             if self._stepped_for > 0:
                 scalars["runtime.optimizer_time"] = self._stepped_for
             if self.optimizers is not None and self.optimizers.skipped:
                 scalars["runtime.skipped"] = float(self.optimizers.skipped)
-            bundle.scalars = scalars
             bundle.kind = self.pace.kind(bool(self._due)) if self.steps > self.schedule.settled else None
             drained: Drained = []
             for name, complete in self._complete:
@@ -279,11 +277,13 @@ class TrainingLoop:
         """Decide what the next step reads."""
         step, spacing = self.steps + 1, self.quiet.spacing(self.steps + 1)
         # Other ranks cannot be asked in time, and a reading of one rank alone is none of the whole.
-        self._recorded = self.pace.begin(step, self.schedule, spacing=spacing, paused=self.paused, alone=self.alone)
+        stretch = 1 if step <= self.schedule.settled else self.clock.stretch
+        self._recorded = self.pace.begin(
+            step, self.schedule, spacing=spacing, stretch=stretch, paused=self.paused, alone=self.alone
+        )
         self.instruments.clipping.recorded = self._recorded
         was, self._due = self._due, frozenset()
         if self._recorded:
-            stretch = 1 if step <= self.schedule.settled else self.clock.stretch
             passed = self.pace.passed(self.schedule, self.clock.spacing)
             self._due = self.schedule.due(step, **self.pace.wants, stretch=stretch, spacing=passed)
         self._asked.plan(self._due, was)

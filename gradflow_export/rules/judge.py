@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -57,7 +57,11 @@ class Judge:
 
     Attributes:
         ignored: What is not reported.
+        on_doubt: Called with the step of a record in which a rule that few records concern found what it has not yet
+            found often enough.
     """
+
+    on_doubt: Callable[[int], object] | None = None
 
     def __init__(self, rules: Sequence[Rule], strict: bool = False, keep: int = 1000) -> None:
         self._rules = tuple(sorted(rules, key=lambda rule: rule.quiet))
@@ -72,6 +76,7 @@ class Judge:
         self._count = 0
         self._failures: dict[str, int] = {}
         self._set_aside: set[int] = set()
+        self._doubted = False
         self._asked: dict[tuple[str, ...], tuple[tuple[int, Rule], ...]] = {}
 
     def begin_again(self) -> None:
@@ -108,6 +113,7 @@ class Judge:
             return ()
         record = before_clipping(record)
         self._history.add(record)
+        self._doubted = False
         events: list[int] = []
         loss = record.value("loss")
         for index, rule in self._concerned(record):
@@ -120,6 +126,8 @@ class Judge:
         told = tuple(self._issues[number] for number in events if number not in self._quiet)
         if self._open or any(self._watches):
             self._forget(record.step)
+        if self._doubted and self.on_doubt is not None:
+            self.on_doubt(record.step)
         return told
 
     def _concerned(self, record: StepRecord) -> tuple[tuple[int, Rule], ...]:
@@ -196,6 +204,8 @@ class Judge:
             return grown
         free = [key for key in keys if watches[key].barred_until < step and not self._covered(rule, key, finding)]
         if not any(finding.urgent or watches[key].positives >= rule.patience for key in free):
+            seldom = not all((index, rule) in rules for rules in self._asked.values())
+            self._doubted |= bool(free) and seldom and finding.severity >= Severity.MEDIUM
             return None
         layers = tuple(key[2] for key in free) if rule.by_layer else finding.layers
         issue = Issue(

@@ -384,3 +384,26 @@ def test_synchronous_keeps_no_budget():
     assert exporter.settings.synchronous
     assert exporter.settings.as_json()["synchronous"] is True
     assert exporter.settings.budget is None
+
+
+def test_doubts_are_settled_where_readings_are_stretched_a_few_in_an_interval():
+    """Without a budget the next readings come soon enough; with one a doubt is settled after the delay of a request."""
+
+    def dense(stretch, doubts, steps=600):
+        pace, out = Pace(), []
+        pace.worker = Judge(pace, {}, [0])
+        for step in range(1, steps + 1):
+            pace.begin(step, Schedule(), stretch=stretch, paused=False, alone=True)
+            out += [step] if pace.dense else []
+            assert ("schedule.asked" in pace.end()) == pace.dense
+            if step in doubts:
+                pace.doubt(step)
+        return out, pace.late
+
+    interval = INTERVALS["wiring"]
+    assert dense(1, range(600)) == ([], 0)
+    assert dense(4, {120}) == ([120 + DELAY], 0)
+    for stretch in (2, 4):
+        first = [120 + DELAY + AGAIN_STEPS * n for n in range(WHOLE_STEPS)]
+        later = [step + stretch * interval * n for n in range(5) for step in first]
+        assert dense(stretch, range(120, 600)) == ([step for step in later if step <= 600], 0)

@@ -73,6 +73,37 @@ def test_a_remark_on_what_began_as_a_worse_issue_that_is_over_is_none_beside_it(
 
 
 @dataclass(frozen=True, kw_only=True)
+class Often(Above):
+    """Finds what is read now and then."""
+
+    needs: ClassVar[tuple[str, ...]] = ("activation.norm",)
+    severity: Severity = Severity.MEDIUM
+
+    def check(self, record, history):
+        return (Finding(self.kind, self.severity, ("",), 2.0, 1.0, "high", "lower it"),)
+
+
+@pytest.mark.parametrize(("severity", "doubts"), [(Severity.MEDIUM, [2, 4]), (Severity.LOW, [])])
+def test_a_rule_asks_for_its_next_reading_before_it_is_sure(severity, doubts):
+    """A remark is no reason."""
+    judge, asked = Judge([Often(severity=severity)]), []
+    judge.on_doubt = asked.append
+    for step in range(1, 9):
+        judge.check(record(step, loss=2.0, **({"activation__norm": 1.0} if step % 2 == 0 else {})))
+    assert asked == doubts
+    assert [issue.step for issue in judge.issues] == [2]
+
+
+def test_a_rule_that_judges_every_record_asks_for_none():
+    """The next reading comes at the next step."""
+    judge, asked = Judge([Above()]), []
+    judge.on_doubt = asked.append
+    for step in range(1, 9):
+        judge.check(record(step, loss=60.0))
+    assert (asked, len(judge.issues)) == ([], 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sites(Rule):
     """Finds dead sites, each with a hysteresis of its own."""
 

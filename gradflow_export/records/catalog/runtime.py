@@ -52,8 +52,8 @@ def specs() -> tuple[MetricSpec, ...]:
         s("runtime.waited", "time that training waited for the worker", "s", "run", "running total (host clock)",
           "definition", "c", low=0.0),
         s("schedule.asked", "step read densely because rules asked", "1", "run",
-          "1 where an issue that opened 32 steps before or earlier had everything read", "definition", "c", low=0.0,
-          high=1.0),
+          "1 where an issue that opened 32 steps before or earlier, or that a rule could not yet be sure of, had "
+          "everything read", "definition", "c", low=0.0, high=1.0),
         s("schedule.suspected", "step read closely", "1", "run",
           "1 where connections and updates were read because one of the 16 recorded steps before was unlike all before "
           "it: another number of gradients, another rate, gradients that jump", "definition", "c", low=0.0, high=1.0),
