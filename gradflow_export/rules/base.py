@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
@@ -28,6 +29,7 @@ class Finding:
         urgent: Opens at once, without the rule's patience: the evidence is beyond noise.
         follows_from: Types whose issue, while open or just healed, explains this finding; it is then not reported.
         origin: What brought it about, in a few words, for :attr:`Issue.cause`.
+        about: Returns the finding of some of its layers, where each of them has words of its own.
     """
 
     issue_type: IssueType
@@ -42,6 +44,7 @@ class Finding:
     urgent: bool = False
     follows_from: tuple[IssueType, ...] = ()
     origin: str = ""
+    about: Callable[[tuple[str, ...]], Finding] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

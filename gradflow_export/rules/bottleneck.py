@@ -162,7 +162,8 @@ class RankBottleneck(Rule):
                 and after <= self.ratio * before
                 and ranks[index + 1 :].max(initial=0) >= waist * after
             ):
-                if _ill_inside(record, block) or _goes_around(record, links, index):
+                shut = record.value("block.gradient_norm", links.sites[index - 1]) == 0.0  # what lies between lost all
+                if shut or _ill_inside(record, block) or _goes_around(record, links, index):
                     return None
                 return Finding(
                     IssueType.BOTTLENECK,

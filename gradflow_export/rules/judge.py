@@ -57,8 +57,7 @@ class Judge:
 
     Attributes:
         ignored: What is not reported.
-        on_doubt: Called with the step of a record in which a rule that few records concern found what it has not yet
-            found often enough.
+        on_doubt: Called with the step of a record in which a rule that few concern found what it is not yet sure of.
     """
 
     on_doubt: Callable[[int], object] | None = None
@@ -208,6 +207,7 @@ class Judge:
             self._doubted |= bool(free) and seldom and finding.severity >= Severity.MEDIUM
             return None
         layers = tuple(key[2] for key in free) if rule.by_layer else finding.layers
+        finding = finding.about(layers) if finding.about is not None else finding
         issue = Issue(
             issue_type=finding.issue_type,
             severity=finding.severity,
@@ -223,7 +223,7 @@ class Judge:
         self._count += 1
         self._issues[self._count] = issue
         self._open.append(_Open(index, self._count, set(free)))
-        if finding.cause.endswith(MEANT):
+        if free[0][1].endswith(MEANT):
             self._quiet.add(self._count)
         return self._count
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import only
+from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
 
 GROWING = 64
@@ -228,6 +228,9 @@ def _origin(record: StepRecord, history: History) -> tuple[tuple[str, ...], str,
         rank = record.value("origin.rank")
         cause = f"{where.removeprefix('in ')}, step {record.step}, rank {record.rank if rank is None else int(rank)}"
         layers = tuple(filter(None, reading.sites)) or ("",)
+        every = reading_of(record, "parameter.weight_norm").sites
+        if kind == "weights" and unseen and set(layers).issuperset(every):  # all are by now, which says of none
+            layers = ("",)
         return layers, where + _last_finite(record, history), advice, cause
     return None
 

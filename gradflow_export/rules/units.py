@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -39,15 +41,16 @@ class Dead(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the dead shares of this record."""
         reading, zero = reading_of(record, "activation.dead_share"), history.at_sites("activation.zero_share")
-        off = begun(zero.steps, zero.present & (zero.values == 1.0)) < len(zero.steps)
-        died = np.isin(reading.sites, [zero.sites[index] for index in np.flatnonzero(off)])
-        dead = only(
-            replace(reading, values=np.where(died, np.float32(1), reading.values)),
-            died | (reading.values >= self.share),
-        )
-        if not dead.sites:
-            return ()
-        layers, first = dead.sites, float(dead.values[0])
+        start = dict(zip(zero.sites, begun(zero.steps, zero.present & (zero.values == 1.0)).tolist(), strict=True))
+        found: dict[int | None, dict[str, float]] = {}
+        for site, value, here in zip(reading.sites, reading.values.tolist(), reading.present.tolist(), strict=True):
+            begin = zero.steps[start.get(site, len(zero.steps)) :]
+            if here and (begin.size or value >= np.float32(self.share)):
+                found.setdefault(int(begin[0]) if begin.size else None, {})[site] = 1.0 if begin.size else value
+        return tuple(self._found(shares, begin, tuple(shares)) for begin, shares in found.items())
+
+    def _found(self, shares: Mapping[str, float], since: int | None, layers: tuple[str, ...]) -> Finding:
+        first = shares[layers[0]]
         message = f"{number(100 * first)} % of the units of {layers[0]} are 0 for every sample" + (
             f"; likewise {some(layers[1:])}." if len(layers) > 1 else "."
         )
@@ -56,9 +59,11 @@ class Dead(Rule):
             "the weights with nn.init.kaiming_normal_, lower the learning rate if the units died during training, "
             "or use nn.LeakyReLU(0.01)."
         )
-        severity = Severity.HIGH if float(dead.values.max()) >= 0.99 else Severity.MEDIUM
-        urgent = bool(died.any())
-        return (Finding(IssueType.DEAD, severity, layers, first, self.share, message, advice, urgent=urgent),)
+        severity = Severity.HIGH if max(shares[layer] for layer in layers) >= 0.99 else Severity.MEDIUM
+        return Finding(
+            IssueType.DEAD, severity, layers, first, self.share, message, advice, since=since,
+            urgent=since is not None, about=partial(self._found, shares, since),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +98,10 @@ class Saturated(Rule):
         ill = only(reading, flat)
         if not ill.sites or solved(history):
             return ()
-        layers, first = ill.sites, float(ill.values[0])
+        return (self._found(dict(zip(ill.sites, ill.values.tolist(), strict=True)), ill.sites),)
+
+    def _found(self, shares: Mapping[str, float], layers: tuple[str, ...]) -> Finding:
+        first = shares[layers[0]]
         message = (
             f"{number(100 * first)} % of the outputs of {layers[0]} are saturated: the derivative there is below 1 %"
             + (f"; likewise {some(layers[1:])}." if len(layers) > 1 else ".")
@@ -103,4 +111,7 @@ class Saturated(Rule):
             "the layer before it, or add nn.LayerNorm before the activation."
         )
         severity = Severity.HIGH if first >= 0.95 else Severity.MEDIUM
-        return (Finding(IssueType.SATURATION, severity, layers, first, self.share, message, advice),)
+        return Finding(
+            IssueType.SATURATION, severity, layers, first, self.share, message, advice,
+            about=partial(self._found, shares),
+        )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress, takewhile
 from typing import ClassVar
 
@@ -235,7 +235,7 @@ class ExplodingDepth(Rule):
 
     name: ClassVar[str] = "exploding-depth"
     needs: ClassVar[tuple[str, ...]] = ("block.gradient_norm",)
-    remembers: ClassVar[tuple[str, ...]] = ("target.rms",)
+    remembers: ClassVar[tuple[str, ...]] = ("target.rms", "block.gradient_norm", "learning_rate")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the chain of this record."""
@@ -247,8 +247,10 @@ class ExplodingDepth(Rule):
             limit = math.log(self.depth_gain)
             if spreads is not None and large > 0 and float(spreads.logs[-1]) <= math.log(large):
                 limit, spreads = limit + max(spreads.rise, 0.0), None
-            found.append(self._judge(record, links, spreads, limit))
-        return tuple(finding for finding in found if finding is not None)
+            finding = self._judge(record, links, spreads, limit)
+            if finding is not None:
+                found.append(_as_trained(finding, links, limit, history))
+        return tuple(found)
 
     def _judge(self, record: StepRecord, links: Chain, spreads: Chain | None, limit: float) -> Finding | None:
         gains = links.log_gains[np.isfinite(links.log_gains)]
@@ -296,3 +298,19 @@ class ExplodingDepth(Rule):
             "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).",
             urgent=depth > math.log(self.urgent),
         )
+
+
+def _as_trained(finding: Finding, links: Chain, limit: float, history: History) -> Finding:
+    """Return a finding that says to take smaller steps where the gradient did not grow so at first."""
+    norms = history.at_sites("block.gradient_norm")
+    first = dict(zip(norms.sites, norms.first.tolist(), strict=True))
+    begin, end = first.get(links.sites[0], math.nan), first.get(links.sites[-1], math.nan)
+    if not 0 < begin < math.exp(limit / 2) * end:
+        return finding
+    rate = history.run("learning_rate")
+    advice = (
+        f"it was {number(begin / end)}-fold at first, so training made it: lower the learning rate"
+        + (f" from {number(rate.last)}" if rate.count else "")
+        + " by a factor of ten or more, and clip: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
+    )
+    return replace(finding, advice=advice)

@@ -126,6 +126,30 @@ def test_a_frozen_head_is_a_mistake_and_a_frozen_backbone_is_none():
     assert issues(model, adam(model)) == []
 
 
+class Named(nn.Module):
+    """Layers of several sizes under names of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.eyes, self.mind, self.heart, self.hands = (
+            nn.Linear(a, b) for a, b in ((8, 16), (16, 16), (16, 12), (12, 2))
+        )
+
+    def forward(self, x):
+        """Return the answer."""
+        return self.hands(self.heart(self.mind(self.eyes(x).relu()).relu()).relu())
+
+
+def test_one_frozen_layer_among_others_is_a_mistake_whatever_they_are_called():
+    """Layers are alike whose parameters are, not whose names are."""
+    model = Named()
+    model.mind.requires_grad_(False)
+    assert told(issues(model, adam(model))) == [("NOT_TRAINING", "frozen", "mind.weight")]
+    model = Named()
+    model.eyes.requires_grad_(False)
+    assert issues(model, adam(model)) == []
+
+
 def test_gradients_that_are_cleared_too_late_or_never():
     """Between backward and step nothing is left; without any clearing, or that of another model, all is summed up."""
     model = mlp()

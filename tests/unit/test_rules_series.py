@@ -188,6 +188,14 @@ def test_first_rank_drop_is_the_bottleneck():
     assert not judged(RankBottleneck(), repeat(3, block__effective_rank=named([3.9, 0.5, 0.5]))).issues
 
 
+def test_what_a_dead_unit_loses_is_no_bottleneck_of_the_next_layer():
+    """No gradient arrives at what comes before it."""
+    for arrives, count in ((0.0, 0), (1.0, 1)):
+        norms = named([arrives, 1.0, 1.0])
+        ranks = repeat(3, block__effective_rank=named([20, 1, 1]), block__gradient_norm=norms)
+        assert len(judged(RankBottleneck(), ranks).issues) == count
+
+
 def test_a_layer_that_begins_at_zero_gains_its_directions_one_by_one():
     """As the last layer of an adapter does, which has a way around it."""
     gains = {"blocks.0.weight": 0.6, "blocks.1.weight": 0.0}
@@ -231,6 +239,28 @@ def test_dead_share_threshold_is_inclusive():
     shares = {"a": 0.89, "b": 0.9, "c": None}
     (issue,) = judged(Dead(), repeat(3, activation__dead_share=shares)).issues
     assert issue.layers == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("rule", "metric"), [(Dead(), "activation__dead_share"), (Saturated(), "activation__saturated_share")]
+)
+def test_what_falls_ill_later_is_told_in_numbers_of_its_own(rule, metric):
+    """The issue of a layer that another one preceded says nothing of that one."""
+    first, second = {"a": 0.98, "b": 0.0}, {"a": 0.98, "b": 0.96}
+    records = [record(s, loss=1.0, **{metric: first if s < 5 else second}) for s in range(1, 9)]
+    for issue, layer, share in zip(judged(rule, records).issues, "ab", ("98 %", "96 %"), strict=True):
+        assert issue.layers == (layer,)
+        assert share in issue.message
+        assert f"of {layer} are" in issue.message
+        assert layer in issue.advice.split(":")[0].split()
+
+
+def test_units_that_die_at_once_are_dead_since_then():
+    """It takes three steps to know."""
+    shares = [record(s, activation__dead_share={"a": 0.0}, activation__zero_share={"a": 0.5}) for s in range(1, 20)]
+    died = [record(s, activation__dead_share={"a": 0.1}, activation__zero_share={"a": 1.0}) for s in range(20, 23)]
+    (issue,) = judged(Dead(), shares + died).issues
+    assert (issue.step, issue.layers, issue.value) == (20, ("a",), 1.0)
 
 
 def test_saturation_is_silent_on_solved_losses():

@@ -133,7 +133,7 @@ class NotTraining(Check):
             *self._unreached(history, sites, trainable & owned & ~reached, ever, span, since if start else 0),
             *(() if start else self._flat(record, history, sites, trainable & owned & reached, ever)),
             *(() if start and not dropped_at_once(history, since, still, total) else _rateless(sites, still, total)),
-            *_frozen(sites, ~trainable, (always & Wiring.TRAINABLE) > 0, (ever & Wiring.CALLED) > 0),
+            *_frozen(sites, ~trainable, (always & Wiring.TRAINABLE) > 0, ever),
         ]
         return tuple(
             Finding(
@@ -325,18 +325,22 @@ def _rateless(sites: tuple[str, ...], still: Flags, total: int) -> Iterable[_Tol
         )
 
 
-def _frozen(sites: tuple[str, ...], frozen: Flags, trained: Flags, called: Flags) -> Iterable[_Told]:
-    """Yield what is frozen the wrong way round: the output layer, or one of several like layers, where others learn."""
+def _frozen(sites: tuple[str, ...], frozen: Flags, trained: Flags, ever: Codes) -> Iterable[_Told]:
+    """Yield what is frozen the wrong way round: the output layer, or one of several like layers, where others learn.
+
+    Layers are alike whose parameters are: as many matrices and vectors, in the same order.
+    """
     modules = list(dict.fromkeys(map(owner, sites)))
     by_module: dict[str, list[int]] = {}
     for index, site in enumerate(sites):
         by_module.setdefault(owner(site), []).append(index)
-    cold = [m for m in modules if frozen[by_module[m]].all() and called[by_module[m]].all()]
+    cold = [m for m in modules if frozen[by_module[m]].all() and ((ever[by_module[m]] & Wiring.CALLED) > 0).all()]
     warm = [m for m in modules if trained[by_module[m]].all()]
     if not cold or len(warm) < 2 or len(warm) + len(cold) < len(modules):
         return
     last = cold == modules[-1:] and len(warm) >= 2
-    peers = [m for m in warm if pattern(m) == pattern(cold[0])]
+    kinds = {m: (ever[by_module[m]] & Wiring.VECTOR).tolist() for m in (*warm, cold[0])}
+    peers = [m for m in warm if kinds[m] == kinds[cold[0]]]
     among = len(cold) == 1 and len(peers) >= 3 and cold[0] != modules[0]
     if last or among:
         names = tuple(sites[i] for i in by_module[cold[0]])
