@@ -52,10 +52,10 @@ Loss = Tensor | npt.NDArray[np.float64]
 class LossInstrument:
     """Collects losses and statistics of logits and of the loss's gradient over all backward passes of a step.
 
-    A loss is what a criterion or the user reports, and of several the mean; where neither does, it is what
-    ``backward`` is called on, see :class:`Roots`, and of several the sum, because so are their gradients: of losses
-    divided by the number of micro-batches the sum is their mean. What a ``GradScaler`` multiplied is divided by its
-    scale again; a gradient given to ``backward`` is a factor. Which passes count for which optimizer is found by
+    The loss is the mean of those that the user reports, else the sum of what ``backward`` is called on, see
+    :class:`Roots`, because so add up their gradients: of losses divided by the number of micro-batches the sum is their
+    mean. What a ``GradScaler`` multiplied is divided by its scale again; a gradient given to ``backward`` is a factor.
+    Where no scalar is seen, it is the sum of what the criterion gave. Which passes count for which optimizer finds
     :class:`Passes`; the losses of several optimizers of one record are added up, each pass once.
 
     Args:
@@ -274,14 +274,12 @@ class LossInstrument:
         """Begin a backward pass; what runs inside it has to be detected from there."""
         self.on_pass()
         begun = self.passes.begin()
-        if begun.parts:  # what ``torch.autograd.grad`` sent back before adds to no gradient
-            begun.parts = [part for part in begun.parts if part.metrics is not UPSTREAM_METRICS]
         self._rooted = self._told = True
         for root, given in roots:
             self.root = end_of(root)
-            if root is not self._calls.last():  # whether a criterion's loss lies behind it shows during the pass
-                weight = None if given is None else local(given).detach()
-                begun.roots.append((local(root).detach(), scale_of(root.grad_fn), weight))
+            begun.rooted = True
+            weight = None if given is None else local(given).detach()
+            begun.roots.append((local(root).detach(), scale_of(root.grad_fn), weight))
             if self.follows and not self.seen:
                 self._on_loss(root)
             for see in self.on_root:

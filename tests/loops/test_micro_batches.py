@@ -330,18 +330,28 @@ def test_what_is_of_one_micro_batch_says_so(watching, recorded):
         assert float(every[name].values[0]) not in (float(first[name].values[0]), float(last[name].values[0])), name
 
 
+SHARES = {
+    "as they are": lambda size, sizes: 1.0,
+    "by their number": lambda size, sizes: 1 / len(sizes),
+    "by samples": lambda size, sizes: size / sum(sizes),
+    "by all samples": lambda size, sizes: 1 / sum(sizes),
+}
+
+
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("told", [True, False])
-def test_the_loss_is_that_of_all_samples(watching, recorded, sizes, told):
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("share", SHARES)
+def test_the_loss_is_what_the_backward_passes_add_up_to(watching, recorded, sizes, told, reduction, share):
     """Of micro-batches of any sizes, with the criterion named and without: the loss that the step trains on."""
-    model, criterion = classifier(), nn.CrossEntropyLoss()
+    model, criterion = classifier(), nn.CrossEntropyLoss(reduction=reduction)
     optimizer, expected = torch.optim.SGD(model.parameters(), lr=0.1), []
     exporter = watching(model, criterion) if told else watching(model)
     for _ in range(3):
         optimizer.zero_grad()
         whole = 0.0
         for size in sizes:
-            loss = criterion(model(torch.randn(size, 6)), torch.randint(4, (size,))) * (size / sum(sizes))
+            loss = criterion(model(torch.randn(size, 6)), torch.randint(4, (size,))) * SHARES[share](size, sizes)
             whole += loss.item()
             loss.backward()
         optimizer.step()
