@@ -212,6 +212,30 @@ def test_gradients_that_are_asked_for_before_backward_are_none_of_the_step(watch
     assert [record.value("upstream.norm") for record in recorded(exporter)] == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.parametrize("before", [(0,), (1,), (0, 2), (3,)], ids=["first", "second", "two of them", "the step"])
+def test_gradients_that_are_asked_for_between_passes_are_none_of_the_blocks(before, watching, recorded):
+    """As for a penalty: before whichever micro-batch, or after the last, ``autograd.grad`` adds to no gradient."""
+    model, wanted = classifier(), []
+    optimizer, exporter = torch.optim.SGD(model.parameters(), lr=0.1), watching(model, blocks=list(model))
+    for _ in range(4):
+        optimizer.zero_grad()
+        outputs, losses = [], 0.0
+        for number in range(4):
+            if number in before:
+                x = torch.randn(5, 6, requires_grad=True)
+                torch.autograd.grad(model(x).square().sum(), x)
+            if number < 3:
+                outputs.append(model(torch.randn(5, 6)))
+                outputs[-1].retain_grad()
+                loss = outputs[-1].square().mean()
+                loss.backward()
+                losses += loss.item()
+        wanted.append((float(torch.cat([z.grad for z in outputs]).norm()), losses))
+        optimizer.step()
+    found = [(record.value("block.gradient_norm", "2"), record.value("loss")) for record in recorded(exporter)]
+    assert found == [pytest.approx(each, rel=1e-6) for each in wanted]
+
+
 class Pushes(torch.autograd.Function):
     """Pass through; forward takes 100 and backward 3 seconds of the clock."""
 
