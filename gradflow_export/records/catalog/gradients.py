@@ -77,8 +77,8 @@ def specs() -> tuple[MetricSpec, ...]:
         s("parameter.nonfinite", "NaN or Inf gradient entries", "count", "parameter", "#{g is NaN or Inf}",
           "definition", "1G", low=0.0, across="sum"),
         s("block.gradient_norm", "gradient norm at the block's output", "gradient", "block",
-          "||dL/dh_i||_2 over the whole output, of all micro-batches, without what torch.autograd.grad sends back before "
-          "or after a backward pass", "definition", "1H", low=0.0, scale="log", across="batch root"),
+          "||dL/dh_i||_2 over the whole output, of all micro-batches, without what torch.autograd.grad sends back "
+          "before or after a backward pass", "definition", "1H", low=0.0, scale="log", across="batch root"),
         s("block.gain", "gain", "1", "block",
           "gamma_i = ||dL/dh_{i-1}|| / ||dL/dh_i||; inf where the denominator alone is below "
           "1e-30, missing where both are", "definition", "c", low=0.0,
