@@ -70,6 +70,7 @@ class LossInstrument:
         on_pass: Called before each backward pass of the model.
         on_root: Each is called with each tensor on which ``backward`` is called for this model.
         follows: Whether losses on which ``backward`` is called are reported as those with a graph.
+        scale: What a gradient scaler multiplied the losses of the step under way by, ``None`` without one.
         root: How the loss was made in the latest of them, and its value where the host knows it.
     """
 
@@ -98,6 +99,7 @@ class LossInstrument:
         self.on_pass: Callable[[], None] = lambda: None
         self.on_root: Sequence[Callable[[Tensor], None]] = ()
         self.root: tuple[object, float | None] = (None, None)
+        self.scale: Tensor | None = None
         self._components = LossComponents()
         self._spent = 0.0
 
@@ -198,10 +200,10 @@ class LossInstrument:
         """
         self._sites = sites
         own, new = self.passes.take(number, owned)
-        loss = loss_of(own)
+        loss = loss_of(own, self.scale)
         if loss is not None:
             self._own[number] = loss
-        added = loss if len(new) == len(own) else loss_of(new)
+        added = loss if len(new) == len(own) else loss_of(new, self.scale)
         if added is not None:
             self._joined.append(added)
 
@@ -209,7 +211,7 @@ class LossInstrument:
         """Give out loss and statistics; with several optimizers, of all passes of the record so far, until it ends."""
         if not self.passes.scan:
             self.passes.take_all()
-            loss = loss_of(self.passes.used)
+            loss = loss_of(self.passes.used, self.scale)
             self._joined = [] if loss is None else [loss]
             self._told &= self._rooted or not self.passes.used
             self._rooted = False

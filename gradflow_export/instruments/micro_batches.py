@@ -132,8 +132,13 @@ def fold(passes: Sequence[Pass]) -> Pass:
     return out
 
 
-def loss_of(passes: Iterable[Pass]) -> Tensor | npt.NDArray[np.float64] | None:
-    """Return the mean of the losses that the user reported, else the sum of the roots. Shape: ``[1]``."""
+def loss_of(passes: Iterable[Pass], scale: Tensor | None = None) -> Tensor | npt.NDArray[np.float64] | None:
+    """Return the mean of the losses that the user reported, else the sum of the roots. Shape: ``[1]``.
+
+    Args:
+        passes: What was seen.
+        scale: What a gradient scaler multiplied losses by, where that is known.
+    """
     every = list(passes)
     losses = list(chain.from_iterable(map(attrgetter("losses"), every)))
     if len(losses) == 1 and losses[0][0].is_cpu:
@@ -143,7 +148,7 @@ def loss_of(passes: Iterable[Pass]) -> Tensor | npt.NDArray[np.float64] | None:
     roots = list(chain.from_iterable(map(attrgetter("roots"), every)))
     if len(roots) == 1 and roots[0][1] is None and roots[0][2] is None and roots[0][0].is_cpu:
         return np.array([float(roots[0][0])])
-    return _sum_roots(roots).reshape(1) if roots else None
+    return _sum_roots(roots, scale).reshape(1) if roots else None
 
 
 def statistics_of(passes: Iterable[Pass]) -> list[Pending]:
@@ -217,19 +222,21 @@ def _mean(losses: Sequence[tuple[Tensor, float]]) -> Tensor | npt.NDArray[np.flo
     return ((values * _numbers(numbers, values)).sum() / sum(numbers)).reshape(1)
 
 
-def _sum_roots(roots: Sequence[tuple[Tensor, Tensor | None, Tensor | None]]) -> Tensor:
+def _sum_roots(roots: Sequence[tuple[Tensor, Tensor | None, Tensor | None]], known: Tensor | None = None) -> Tensor:
     """Return the sum of the roots in double precision. Shape: scalar."""
     device = roots[0][0].device
-    values = [_unscaled(*root).to(device) for root in roots]
+    values = [_unscaled(*root, known).to(device) for root in roots]
     return values[0] if len(values) == 1 else torch.stack(values).sum()
 
 
-def _unscaled(value: Tensor, scale: Tensor | None, weight: Tensor | None) -> Tensor:
+def _unscaled(value: Tensor, scale: Tensor | None, weight: Tensor | None, known: Tensor | None) -> Tensor:
     wide = value.to(torch.float64).reshape(())
     if weight is not None:
         wide = wide * weight.to(wide).reshape(())
     if scale is None:
         return wide
-    # Scalers multiply by powers of two, of which the mantissa is 1/2; any other factor is the user's own.
-    mantissa = torch.frexp(scale).mantissa
-    return torch.where((mantissa == 0.5) & (scale > 1.0), wide / scale, wide)
+    # Scalers multiply by powers of two, of which the mantissa is 1/2, unless the step says by what.
+    scaled = (torch.frexp(scale).mantissa == 0.5) & (scale > 1.0)
+    if known is not None:
+        scaled = scaled | (scale == known.to(scale, non_blocking=True))
+    return torch.where(scaled, wide / scale, wide)

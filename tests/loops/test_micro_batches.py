@@ -236,6 +236,25 @@ def test_gradients_that_are_asked_for_between_passes_are_none_of_the_blocks(befo
     assert found == [pytest.approx(each, rel=1e-6) for each in wanted]
 
 
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("factor", [512.0, 1000.0, 1.0])
+def test_the_factor_of_a_scaler_is_no_part_of_the_loss(told, factor, watching, recorded):
+    """Whatever a gradient scaler multiplies by, also by what is no power of two, the loss is what was before it."""
+    model, criterion, wanted = classifier(), nn.CrossEntropyLoss(), []
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=factor)
+    exporter = watching(model, criterion if told else None)
+    for _ in range(3):
+        optimizer.zero_grad()
+        wanted.append(0.0)
+        for size in (3, 7):
+            loss = criterion(model(torch.randn(size, 6)), torch.randint(4, (size,))) / 2
+            wanted[-1] += loss.item()
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert [record.value("loss") for record in recorded(exporter)] == pytest.approx(wanted, rel=1e-5)
+
+
 class Pushes(torch.autograd.Function):
     """Pass through; forward takes 100 and backward 3 seconds of the clock."""
 
