@@ -205,7 +205,6 @@ def _follow_optimizers(
         loop.after,
         [optimizer] if isinstance(optimizer, Optimizer) else optimizer,
         skipped=loop.skip,
-        again=loop.read_again,
         foreign=foreign,
         guard=part("the optimizer step"),
     )

@@ -95,7 +95,7 @@ class TrainingLoop:
         """Attach all instruments and plan the first step; closing the returned stack undoes it."""
         self.instruments.blocks.store.on_backward = self.notice_lonely
         self.instruments.loss.on_pass = partial(self.notice_lonely, begins=True)
-        self.hand.on_pass, self.hand.on_step = partial(_read_pass, self), self.step_by_hand
+        self.hand.on_pass, self.hand.on_step = self._read_pass, self.step_by_hand
         with self.hand.attach() as stack:
             # First of all hooks, so that what other instruments do after the step does not count as the step's time.
             for each in self.instruments.hooked:
@@ -189,10 +189,10 @@ class TrainingLoop:
         for look in self._hand_before:
             look(step)
 
-    def read_again(self, step: OptimizerStep, *, again: bool = True) -> None:
-        """Read gradients as they are within a step, or at the end of a pass where no optimizer has stepped yet."""
+    def _read_pass(self, model: nn.Module, again: bool) -> None:
+        """Read gradients at the end of a backward pass, where no optimizer has stepped yet."""
         if self._recorded:
-            self._read_gradients(step, self._due, again=again)
+            self._read_gradients(_by_hand(self, model), self._due, again=again)
 
     def finish(self, *, last: bool = False) -> None:
         """Hand over a step that is still open, or what was seen since the last one that cannot wait for the next."""
@@ -294,10 +294,6 @@ class TrainingLoop:
 def _pack(drained: Drained, bundle: Bundle) -> None:
     if drained:
         bundle.packed.extend(pack(drained))
-
-
-def _read_pass(loop: TrainingLoop, model: nn.Module, again: bool) -> None:
-    loop.read_again(_by_hand(loop, model), again=again)
 
 
 def _by_hand(loop: TrainingLoop, model: nn.Module) -> OptimizerStep:

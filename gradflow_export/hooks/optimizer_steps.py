@@ -161,13 +161,12 @@ class OptimizerSteps:
         only: Sequence[Optimizer] | None = None,
         *,
         skipped: Listener,
-        again: Listener = lambda _step: None,
         foreign: Callable[[Optimizer], None] = lambda _optimizer: None,
         guard: Guard = unguarded,
     ) -> None:
         self._model = model
         self._foreign = foreign
-        self._before, self._after, self._skipped, self._again = before, after, skipped, again
+        self._before, self._after, self._skipped = before, after, skipped
         self._guard = guard
         self._only = None if only is None else weakref.WeakSet(only)
         self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
@@ -235,8 +234,6 @@ class OptimizerSteps:
             return
         if known.step is not None and _is_nested(optimizer):
             known.depth += 1
-            if not known.step.closure:  # its own part may have clipped gradients, or written to them otherwise
-                self._again(known.step)
             return
         # The hook's args begin with the optimizer itself.
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None

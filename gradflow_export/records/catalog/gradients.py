@@ -38,10 +38,10 @@ def specs() -> tuple[MetricSpec, ...]:
         s("gradient.norm_before_clip", "gradient norm before clipping", "gradient", "run",
           "(sum_p ||g_p||_2^2)^(1/2) before clipping. At every step where torch.nn.utils.clip_grad_norm_ or "
           "clip_grads_with_norm_ is called: used norms divided by min(1, max_norm / (total_norm + 1e-6)). For any "
-          "other change between backward and step, or in a step before it calls that of its base class: norms at the "
-          "end of the last backward pass, on sampled steps, and at every step for 32 steps after one that shows such a "
-          "change (on a GPU not one through .data). So of clipping by hand that is further apart only sampled steps "
-          "have it, and of an optimizer that writes to gradients itself this and total_norm are those before its step",
+          "other change between backward and step: norms at the end of the last backward pass, on sampled steps, and "
+          "at every step for 32 steps after one that shows such a change (on a GPU not one through .data). So of "
+          "clipping by hand that is further apart only sampled steps have it. Of an optimizer that writes to gradients "
+          "in a step of its own, by anything but these functions, this and total_norm are those before its step",
           "definition", "c; 1G sampled", low=0.0, scale="log", headline=True, across="root"),
         s("gradient.clip_scale", "gradient scale after clipping", "1", "run",
           "gradient.total_norm / gradient.norm_before_clip, at the same steps: without clipping 1 where it is sampled, "
