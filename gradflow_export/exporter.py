@@ -191,8 +191,8 @@ class Exporter(Reports):
         """Attach the hooks and start recording.
 
         Args:
-            criterion: The loss module, whose calls provide loss, logits and targets. Without it, the loss is the tensor
-                on which ``backward`` is called; logits and targets can be passed to :meth:`observe`.
+            criterion: The loss module, whose calls provide logits and targets; without it they can be passed to
+                :meth:`observe`. The loss is the tensor on which ``backward`` is called.
             optimizer: Count only steps of these optimizers; by default all that own a parameter of the model.
             blocks: Names or modules whose gains are measured, from input to output; by default they are detected.
             pairs: Names of parameters that are phase and magnitude of the same nodes, ``[("phase", "size")]``, or

@@ -113,7 +113,8 @@ class Share:
         values: Neutral to the operation where no rank reports. Shape: ``[schema.size]``.
         weights: How much went into each value: ranks, shards or entries; 0 where no rank reports. Shape: as values.
         ranks: The ranks that went in, as bits of a number.
-        first: By kind of evidence, the first of these ranks that saw NaN or Inf, and what it reports of the place.
+        first: By kind of evidence, the first of these ranks that saw NaN or Inf, and what it reports of the place; by
+            name of what an error has ended, the first rank on which it has.
     """
 
     schema: Schema

@@ -12,7 +12,8 @@ from typing import Any
 from gradflow_export.distributed.rank_reduce import Columns, Joiner
 from gradflow_export.distributed.rank_shares import SCHEMAS, Merger, Schema, Share, decode, encode
 from gradflow_export.hooks.shard_layout import Layout
-from gradflow_export.records.step_record import Reading
+from gradflow_export.records.lost import DISABLED
+from gradflow_export.records.step_record import Issue, Note, Reading
 
 _log = logging.getLogger("gradflow_export")
 
@@ -29,6 +30,9 @@ AGAIN_STEPS, AGAIN_SECONDS = 50, 0.2
 
 ALONE_STEPS = 20
 """Steps after which a rank whose model rank 0 does not watch says so."""
+
+_ENDED = "ended "
+"""Begins, in what ranks report of a step, the name of what an error has ended on one."""
 
 LOOK_SECONDS = 0.005
 KEPT = 256
@@ -83,6 +87,7 @@ class Exchange:
         self._posted: deque[str] = deque()
         self._published: set[bytes] = set()
         self._schemas: dict[bytes, Schema] = {}
+        self._ended: set[str] = set()
 
     def open(self) -> None:
         """Take a place among the exchanges of this rank that are open, and tell where messages will lie.
@@ -106,13 +111,24 @@ class Exchange:
         except Exception as error:
             self._disable(error)
 
-    def join(self, step: int, columns: Columns, layouts: Sequence[Layout]) -> list[Reading]:
+    def join(
+        self, step: int, columns: Columns, layouts: Sequence[Layout], told: list[Issue | Note] | None = None
+    ) -> list[Reading]:
         """Send what this rank and those below it report, or on rank 0 make its columns those of the job.
+
+        Args:
+            step: Counted from 1.
+            columns: Values of this rank by metric.
+            layouts: How its parameters lie.
+            told: What else is reported of the step; on rank 0 what an error has ended on other ranks is added.
 
         Returns:
             What only several ranks together can tell; nothing above rank 0.
         """
+        told = told if told is not None else []
         own = self._joiner.share(columns, layouts)
+        self._ended.update(_ENDED + note.text for note in told if isinstance(note, Note) and note.kind == DISABLED)
+        own.first.update(dict.fromkeys(self._ended, (self.rank, {})))  # each time: one message may be missed
         shares = [own]
         try:
             if self._store is not None:
@@ -121,7 +137,13 @@ class Exchange:
                     self._post(step, self._merger.merge(shares))
         except Exception as error:
             self._disable(error)
-        return [] if self.rank else self._joiner.finish(columns, layouts, self._merger.merge(shares))
+        if self.rank:
+            return []
+        whole = self._merger.merge(shares)
+        for kind in sorted(kind for kind in whole.first.keys() - self._ended if kind.startswith(_ENDED)):
+            self._ended.add(kind)
+            told.append(Note(DISABLED, f"{kind.removeprefix(_ENDED)} on rank {whole.first[kind][0]}", step))
+        return self._joiner.finish(columns, layouts, whole)
 
     def _disable(self, error: Exception) -> None:
         self._store = None

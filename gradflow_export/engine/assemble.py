@@ -25,7 +25,7 @@ from gradflow_export.metrics.outputs import ranks
 from gradflow_export.records.column import Column
 from gradflow_export.records.evidence import Evidence, evidence_of
 from gradflow_export.records.statistics import median, root_of_squares
-from gradflow_export.records.step_record import RUN_SITES, Histogram, Reading, to_float32
+from gradflow_export.records.step_record import RUN_SITES, Histogram, Issue, Note, Reading, to_float32
 
 Floats = npt.NDArray[np.float64]
 POOLED_BATCHES, POOLED_ROWS = 4, 512
@@ -38,8 +38,10 @@ _NORM, _SENT_BACK = "parameter.gradient_norm", "block.gradient_norm"
 class Ranks(Protocol):
     """The way to the other processes of a distributed run."""
 
-    def join(self, step: int, columns: dict[str, Column], layouts: Sequence[Layout]) -> list[Reading]:
-        """Change the columns into those of the whole job where this is the rank that writes."""
+    def join(
+        self, step: int, columns: dict[str, Column], layouts: Sequence[Layout], told: list[Issue | Note] | None = None
+    ) -> list[Reading]:
+        """Change columns, and what else is reported, into those of the whole job where this is the rank that writes."""
 
     def close(self) -> None:
         """Send and take no more."""
@@ -77,7 +79,7 @@ class Assembler:
         _drop_undefined(columns)
         _divide_by_scale(columns)
         clip_inside(columns, clips)
-        joined = [] if self.ranks is None else self.ranks.join(bundle.step, columns, bundle.layouts)
+        joined = [] if self.ranks is None else self.ranks.join(bundle.step, columns, bundle.layouts, bundle.told)
         readings = [
             Reading.run(metric, float(c.values[0]))
             if c.sites == RUN_SITES and c.present[0]

@@ -155,8 +155,9 @@ def _make_loss(
     def over() -> None:
         clipping.over()
         hand.over()
+        block.store.after = True
 
-    return LossInstrument(
+    loss = LossInstrument(
         criterion,
         model=model,
         on_over=over,
@@ -164,6 +165,8 @@ def _make_loss(
         on_loss=part("blocks")(block.follow),
         guard=part("loss"),
     )
+    block.store.under = loss.passes.under
+    return loss
 
 
 def _sites(model: nn.Module, instruments: Instruments, settings: Settings) -> dict[str, int]:

@@ -108,7 +108,7 @@ class TrainingLoop:
 
     def before(self, step: OptimizerStep) -> None:
         """Read gradients as the optimizer will use them, and weights when they are due."""
-        self.lonely.over = True
+        self.lonely.over, self.instruments.loss.scale = True, step.loss_scale
         if self.hand.on:
             self.hand.on = False
             self._used.take_back(self)

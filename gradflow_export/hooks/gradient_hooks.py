@@ -6,7 +6,7 @@ import gc
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from typing import Any, Literal
 
@@ -80,6 +80,8 @@ class GradientStore:
         backward_passes: How many there were.
         on_backward: Called with each.
         stirred: Whether a gradient has come since the norms were last forgotten.
+        under: Backward passes under way, where somebody sees them.
+        after: Whether one is over: what then comes outside, as by ``torch.autograd.grad``, is none of the step's.
         spent: Seconds in hooks that nobody wrapped.
     """
 
@@ -92,7 +94,9 @@ class GradientStore:
         self.backward_passes = 0
         self.on_backward: Callable[[], None] = _nothing
         self.spent = 0.0
-        self.stirred = False
+        self.stirred = self.after = False
+        self.under: Sized = ()
+        self._kept: tuple[Any, ...] | None = None
         self._counted: int | None = None
         self._fresh = True
         self._generation = 0
@@ -144,7 +148,15 @@ class GradientStore:
         """Forget all norms; gradients still on their way are taken."""
         self._norms.clear()
         self._arrivals[:] = 0
-        self.stirred = False
+        self.stirred = self.after = False
+        self._kept = None
+
+    def take_back(self) -> None:
+        """Forget what came after the last backward pass."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            norms = self._norms
+            norms.numbers[:], norms.present[:], norms.tensors, self._arrivals[:] = kept
 
     def norms(self) -> dict[int, Tensor]:
         """Return a float64 scalar per block that a gradient arrived for."""
@@ -180,6 +192,11 @@ class GradientStore:
                 self._count(index)
             if generation != self._generation:
                 return
+            if self._kept is not None and self.under:
+                self.take_back()
+            elif self.after and self._kept is None and not self.under:
+                norms = self._norms
+                self._kept = norms.numbers.copy(), norms.present.copy(), dict(norms.tensors), self._arrivals.copy()
             self.stirred = True
             quick = self._reader
             if (

@@ -39,7 +39,8 @@ class Passes:
         on_cleared: Called where the gradients of all passes so far were cleared, or where there was none.
 
     Attributes:
-        now: What was seen since the last pass began, which is no pass yet.
+        now: What the user reported since the last pass began, which is no pass yet.
+        aside: What has come back since then, as by ``torch.autograd.grad``: it counts where no pass is seen.
         used: The passes of the open record, each once.
         under: Passes under way, by thread, and the state of the gradients before them.
         scan: Whether to find out which parameters each pass reaches; needed with several optimizers.
@@ -58,11 +59,15 @@ class Passes:
         self.begun, self._told = 0, (0, 0, 0.0)
         self._closure, self._evaluated = False, list[Pass]()
         self.now, self.scan, self._first = Pass(), False, True
+        self.aside: Pass | None = None
 
     @property
     def latest(self) -> Pass:
-        """The pass under way, or what will be the next one."""
-        return next(reversed(self.under.values()))[0] if self.under else self.now
+        """The pass under way, or what comes back without one."""
+        if self.under:
+            return next(reversed(self.under.values()))[0]
+        self.aside = self.aside or Pass()
+        return self.aside
 
     def enter(self) -> None:
         """Begin a step that evaluates a closure: of several evaluations the first is that of the weights before it."""
@@ -73,14 +78,11 @@ class Passes:
         self._closure, self._evaluated = False, []
 
     def begin(self) -> Pass:
-        """Begin a pass; earlier ones whose gradients nobody will use any more are forgotten.
-
-        What ``torch.autograd.grad`` sent back before the first pass of a record is none of its gradients.
-        """
+        """Begin a pass; earlier ones whose gradients nobody will use any more are forgotten."""
         if not (self._waiting or self.used or self.under):
             self._on_cleared()
         stamps = self._drop_cleared() if self._waiting else None
-        begun, self.now = self.now, Pass()
+        begun, self.now, self.aside = self.now, Pass(), None
         self.count()
         scan = self.scan or self._first  # how many optimizers step with the first is not known yet
         if scan and stamps is None:
@@ -121,6 +123,8 @@ class Passes:
 
     def take_all(self) -> None:
         """Have the only optimizer there is use all passes since its last step."""
+        if self.aside is not None:
+            self._look_aside(self.aside)
         if self.now:
             self._waiting.append(self.now)
             self.now = Pass()
@@ -144,6 +148,8 @@ class Passes:
         """
         if len(owned.sites) != self._gradients.size:
             self._gradients.list_parameters()
+        if self.aside is not None:
+            self._look_aside(self.aside)
         if self.now:
             # Seen after the last pass, or without any: what came before in this way is over.
             self._waiting = [one for one in self._waiting if one.touched is not None or not one.users]
@@ -151,7 +157,7 @@ class Passes:
             self.now = Pass()
         under = [one for one, _ in self.under.values()]
         self._leave()
-        mine = [one for one in (*self._waiting, *under) if self._reaches(one, owned) and number not in one.users]
+        mine = [one for one in (*self._waiting, *under) if _reaches(one, owned) and number not in one.users]
         for one in mine:
             one.users.add(number)
             one.consumed = _mask(self._gradients.size, owned.where, one.consumed)
@@ -193,7 +199,7 @@ class Passes:
         """Forget every pass, also those under way."""
         self.finish()
         self._count, self._onto, self._seconds = 0, 0, 0.0
-        self.now = Pass()
+        self.now, self.aside = Pass(), None
         self._waiting, self._closure, self._evaluated = [], False, []
         for one, _ in self.under.values():
             one.users.add(-1)
@@ -211,23 +217,17 @@ class Passes:
             out["runtime.backward_time"] = seconds
         return out
 
+    def _look_aside(self, aside: Pass) -> None:
+        """Count what came back without a pass, unless an optimizer is about to use one."""
+        self.aside = None
+        if not self.under and all(one.users for one in self._waiting):
+            self.now.roots += aside.roots
+            self.now.parts += aside.parts
+
     def _wait(self, one: Pass) -> None:
         self._waiting.append(one)
         if len(self._waiting) > FOLD_AT:
             self._waiting = [fold(self._waiting)]
-
-    def _reaches(self, one: Pass, owned: Owned) -> bool:
-        touched = one.touched
-        return touched is None or len(touched) != len(owned.sites) or bool(touched[owned.where].any())
-
-    def _live(self, one: Pass) -> Mask:
-        """Say which parameters hold a gradient of this pass that somebody may still use. Shape: ``[parameters]``."""
-        live = np.ones(self._gradients.size, dtype=np.bool_)
-        if one.touched is not None and len(one.touched) == len(live):
-            live &= one.touched
-        if one.consumed is not None and len(one.consumed) == len(live):
-            live &= ~one.consumed
-        return live
 
     def _drop_cleared(self) -> list[Stamp] | None:
         """Forget passes whose gradients are gone or were used; return the state of the gradients where it was read."""
@@ -245,7 +245,7 @@ class Passes:
         standing = np.array([new is not None and new == old for new, old in zip(here, earlier, strict=True)], np.bool_)
         kept = []
         for one in self._waiting:
-            live = self._live(one) & standing
+            live = _live(one, self._gradients.size) & standing
             live[self._gradients.zeroed(map(int, np.flatnonzero(live)))] = False
             if live.any():
                 kept.append(one)
@@ -275,6 +275,21 @@ class Passes:
         trained = [] if model is None else [slot for slot, p in slots(model) if p.requires_grad]
         self._chosen = trained[:: -(-len(trained) // LOOKED_AT) or 1]
         return self._chosen
+
+
+def _reaches(one: Pass, owned: Owned) -> bool:
+    touched = one.touched
+    return touched is None or len(touched) != len(owned.sites) or bool(touched[owned.where].any())
+
+
+def _live(one: Pass, size: int) -> Mask:
+    """Say which parameters hold a gradient of this pass that somebody may still use. Shape: ``[size]``."""
+    live = np.ones(size, dtype=np.bool_)
+    if one.touched is not None and len(one.touched) == size:
+        live &= one.touched
+    if one.consumed is not None and len(one.consumed) == size:
+        live &= ~one.consumed
+    return live
 
 
 def _mask(size: int, where: npt.NDArray[np.int64], known: Mask | None) -> Mask:

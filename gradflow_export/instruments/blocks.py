@@ -164,6 +164,7 @@ class BlockInstrument:
         """Give out norms, sizes, spreads and samples in depth order, and forget them."""
         self._tell_time()
         self._latest = None
+        self.store.take_back()
         if not self._sent and not self.store:
             self.store.settle()
             return []

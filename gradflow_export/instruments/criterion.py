@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,14 +27,12 @@ class _Call:
 
     Attributes:
         loss: Without its graph.
-        samples: How many samples it is the mean of.
         seconds: How long the call took, until that is reported.
         parts: Statistics of logits and targets.
         counted: The latest pass that came from it.
     """
 
     loss: Tensor
-    samples: float
     seconds: float
     parts: Sequence[Part] = ()
     counted: Pass | None = None
@@ -56,7 +53,6 @@ class CriterionCalls:
 
     Attributes:
         placed: Hooks that are laid aside on steps that make no record.
-        last: Returns the latest loss with a graph, as long as somebody else keeps it.
         seconds: Inside calls that a pass came from, since it was last set to 0.
     """
 
@@ -73,7 +69,6 @@ class CriterionCalls:
         self._guard, self._hooks = guard, TensorHooks(guard(self._reached))
         self._began: float | None = None
         self.placed: list[Placed] = []
-        self.last: Callable[[], Tensor | None] = lambda: None
         self.seconds = 0.0
 
     def attach(self) -> contextlib.ExitStack:
@@ -96,21 +91,20 @@ class CriterionCalls:
             return
         seconds = 0.0 if began is None else time.perf_counter() - began
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
-        samples = float(len(tensors[0])) if tensors and tensors[0].dim() else 1.0
-        call = _Call(local(output).detach(), samples, seconds)
+        call = _Call(output.detach(), seconds)
         classification = len(tensors) > 1 and not tensors[1].is_floating_point() and tensors[0].dim() > 1
         if classification and tensors[0].dim() == tensors[1].dim() + 1:
             call.parts = self._read(output, tensors[0], tensors[1], 1)
         self._hooks.place(output, call)
-        self.last = weakref.ref(output)
         self._on_call(output, tensors[0] if tensors else None)
 
     def _reached(self, call: _Call, _gradient: Tensor) -> None:
         one = self._passes.latest
         if call.counted is one:
-            return  # ``autograd.grad`` came from it before, as for a penalty
+            return
         call.counted = one
-        one.add_loss(call.loss, call.samples)
+        if not one.rooted:
+            one.add_root(local(call.loss))
         for part in call.parts:
             one.add_part(part)
         self.seconds, call.seconds = self.seconds + call.seconds, 0.0

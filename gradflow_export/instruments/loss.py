@@ -52,10 +52,10 @@ Loss = Tensor | npt.NDArray[np.float64]
 class LossInstrument:
     """Collects losses and statistics of logits and of the loss's gradient over all backward passes of a step.
 
-    A loss is what a criterion or the user reports, and of several the mean; where neither does, it is what
-    ``backward`` is called on, see :class:`Roots`, and of several the sum, because so are their gradients: of losses
-    divided by the number of micro-batches the sum is their mean. What a ``GradScaler`` multiplied is divided by its
-    scale again; a gradient given to ``backward`` is a factor. Which passes count for which optimizer is found by
+    The loss is the mean of those that the user reports, else the sum of what ``backward`` is called on, see
+    :class:`Roots`, because so add up their gradients: of losses divided by the number of micro-batches the sum is their
+    mean. What a ``GradScaler`` multiplied is divided by its scale again; a gradient given to ``backward`` is a factor.
+    Where no scalar is seen, it is the sum of what the criterion gave. Which passes count for which optimizer finds
     :class:`Passes`; the losses of several optimizers of one record are added up, each pass once.
 
     Args:
@@ -70,6 +70,7 @@ class LossInstrument:
         on_pass: Called before each backward pass of the model.
         on_root: Each is called with each tensor on which ``backward`` is called for this model.
         follows: Whether losses on which ``backward`` is called are reported as those with a graph.
+        scale: What a gradient scaler multiplied the losses of the step under way by, ``None`` without one.
         root: How the loss was made in the latest of them, and its value where the host knows it.
     """
 
@@ -98,6 +99,7 @@ class LossInstrument:
         self.on_pass: Callable[[], None] = lambda: None
         self.on_root: Sequence[Callable[[Tensor], None]] = ()
         self.root: tuple[object, float | None] = (None, None)
+        self.scale: Tensor | None = None
         self._components = LossComponents()
         self._spent = 0.0
 
@@ -198,10 +200,10 @@ class LossInstrument:
         """
         self._sites = sites
         own, new = self.passes.take(number, owned)
-        loss = loss_of(own)
+        loss = loss_of(own, self.scale)
         if loss is not None:
             self._own[number] = loss
-        added = loss if len(new) == len(own) else loss_of(new)
+        added = loss if len(new) == len(own) else loss_of(new, self.scale)
         if added is not None:
             self._joined.append(added)
 
@@ -209,7 +211,7 @@ class LossInstrument:
         """Give out loss and statistics; with several optimizers, of all passes of the record so far, until it ends."""
         if not self.passes.scan:
             self.passes.take_all()
-            loss = loss_of(self.passes.used)
+            loss = loss_of(self.passes.used, self.scale)
             self._joined = [] if loss is None else [loss]
             self._told &= self._rooted or not self.passes.used
             self._rooted = False
@@ -274,14 +276,12 @@ class LossInstrument:
         """Begin a backward pass; what runs inside it has to be detected from there."""
         self.on_pass()
         begun = self.passes.begin()
-        if begun.parts:  # what ``torch.autograd.grad`` sent back before adds to no gradient
-            begun.parts = [part for part in begun.parts if part.metrics is not UPSTREAM_METRICS]
         self._rooted = self._told = True
         for root, given in roots:
             self.root = end_of(root)
-            if root is not self._calls.last():  # whether a criterion's loss lies behind it shows during the pass
-                weight = None if given is None else local(given).detach()
-                begun.roots.append((local(root).detach(), scale_of(root.grad_fn), weight))
+            begun.rooted = True
+            weight = None if given is None else local(given).detach()
+            begun.roots.append((local(root).detach(), scale_of(root.grad_fn), weight))
             if self.follows and not self.seen:
                 self._on_loss(root)
             for see in self.on_root:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -72,19 +74,22 @@ class Pass:
     """One backward pass, and what was seen since the one before it.
 
     Attributes:
-        losses: Means that a criterion or the user reported, and the number of samples that each is of.
-        roots: What ``backward`` was called on: value, what may be a gradient scaler's scale, and weight.
+        losses: Losses that the user reported, and of how many each is the mean.
+        roots: What ``backward`` was called on: value, what may be a gradient scaler's scale, and weight. Where that is
+            no scalar, or nobody saw it, what the criterion gave.
+        rooted: Whether it was a scalar.
         parts: Statistics of logits, targets and the loss's gradient.
         touched: Which parameters' gradients it changed, ``None`` where that was not looked at. Shape: ``[parameters]``.
         consumed: Those of its users. Shape: ``[parameters]``.
         users: Numbers of the optimizers that stepped with its gradients.
     """
 
-    __slots__ = ("consumed", "losses", "parts", "roots", "touched", "users")
+    __slots__ = ("consumed", "losses", "parts", "rooted", "roots", "touched", "users")
 
     def __init__(self) -> None:
         self.losses: list[tuple[Tensor, float]] = []
         self.roots: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
+        self.rooted = False
         self.parts: list[Part] = []
         self.touched: npt.NDArray[np.bool_] | None = None
         self.consumed: npt.NDArray[np.bool_] | None = None
@@ -92,13 +97,19 @@ class Pass:
 
     def __bool__(self) -> bool:
         """Whether anything was seen."""
-        return bool(self.losses or self.parts)
+        return bool(self.losses or self.roots or self.parts)
 
-    def add_loss(self, loss: Tensor, samples: float = 1.0) -> None:
-        """Take a loss, by the number of samples that it is the mean of; of one with several entries the mean."""
-        self.losses.append((loss if loss.numel() == 1 else loss.mean(), samples))
+    def add_loss(self, loss: Tensor) -> None:
+        """Take a loss that the user reports; of one with several entries the mean."""
+        self.losses.append((loss if loss.numel() == 1 else loss.mean(), 1.0))
         if len(self.losses) > FOLD_AT:
             self.losses = _fold_losses(self.losses)
+
+    def add_root(self, loss: Tensor) -> None:
+        """Take a loss that the criterion gave; of one with several entries the mean."""
+        self.roots.append((loss if loss.numel() == 1 else loss.mean(), None, None))
+        if len(self.roots) > FOLD_AT:
+            self.roots = [(_sum_roots(self.roots), None, None)]
 
     def add_part(self, part: Part) -> None:
         """Take statistics."""
@@ -121,18 +132,23 @@ def fold(passes: Sequence[Pass]) -> Pass:
     return out
 
 
-def loss_of(passes: Iterable[Pass]) -> Tensor | npt.NDArray[np.float64] | None:
-    """Return the mean of the losses that were reported, by their samples, else the sum of the roots. Shape: ``[1]``."""
+def loss_of(passes: Iterable[Pass], scale: Tensor | None = None) -> Tensor | npt.NDArray[np.float64] | None:
+    """Return the mean of the losses that the user reported, else the sum of the roots. Shape: ``[1]``.
+
+    Args:
+        passes: What was seen.
+        scale: What a gradient scaler multiplied losses by, where that is known.
+    """
     every = list(passes)
-    losses = [entry for one in every for entry in one.losses]
+    losses = list(chain.from_iterable(map(attrgetter("losses"), every)))
     if len(losses) == 1 and losses[0][0].is_cpu:
         return np.array([float(losses[0][0])])
     if losses:
         return _mean(losses)
-    roots = [root for one in every for root in one.roots]
+    roots = list(chain.from_iterable(map(attrgetter("roots"), every)))
     if len(roots) == 1 and roots[0][1] is None and roots[0][2] is None and roots[0][0].is_cpu:
         return np.array([float(roots[0][0])])
-    return _sum_roots(roots).reshape(1) if roots else None
+    return _sum_roots(roots, scale).reshape(1) if roots else None
 
 
 def statistics_of(passes: Iterable[Pass]) -> list[Pending]:
@@ -191,12 +207,12 @@ def _numbers(numbers: Sequence[float], like: Tensor) -> Tensor:
 def _fold_losses(losses: Sequence[tuple[Tensor, float]]) -> list[tuple[Tensor, float]]:
     if not losses:
         return []
-    return [(torch.as_tensor(_mean(losses)).reshape(()), sum(samples for _, samples in losses))]
+    return [(torch.as_tensor(_mean(losses)).reshape(()), sum(count for _, count in losses))]
 
 
 def _mean(losses: Sequence[tuple[Tensor, float]]) -> Tensor | npt.NDArray[np.float64]:
-    """Return the mean over samples, on the host where the losses are there already. Shape: ``[1]``."""
-    numbers = [samples for _, samples in losses]
+    """Return the mean over all calls, on the host where the losses are there already. Shape: ``[1]``."""
+    numbers = [count for _, count in losses]
     if len(set(numbers)) == 1:
         numbers = [1.0] * len(losses)
     if False not in [loss.is_cpu for loss, _ in losses]:
@@ -206,19 +222,21 @@ def _mean(losses: Sequence[tuple[Tensor, float]]) -> Tensor | npt.NDArray[np.flo
     return ((values * _numbers(numbers, values)).sum() / sum(numbers)).reshape(1)
 
 
-def _sum_roots(roots: Sequence[tuple[Tensor, Tensor | None, Tensor | None]]) -> Tensor:
+def _sum_roots(roots: Sequence[tuple[Tensor, Tensor | None, Tensor | None]], known: Tensor | None = None) -> Tensor:
     """Return the sum of the roots in double precision. Shape: scalar."""
     device = roots[0][0].device
-    values = [_unscaled(*root).to(device) for root in roots]
+    values = [_unscaled(*root, known).to(device) for root in roots]
     return values[0] if len(values) == 1 else torch.stack(values).sum()
 
 
-def _unscaled(value: Tensor, scale: Tensor | None, weight: Tensor | None) -> Tensor:
+def _unscaled(value: Tensor, scale: Tensor | None, weight: Tensor | None, known: Tensor | None) -> Tensor:
     wide = value.to(torch.float64).reshape(())
     if weight is not None:
         wide = wide * weight.to(wide).reshape(())
     if scale is None:
         return wide
-    # Scalers multiply by powers of two, of which the mantissa is 1/2; any other factor is the user's own.
-    mantissa = torch.frexp(scale).mantissa
-    return torch.where((mantissa == 0.5) & (scale > 1.0), wide / scale, wide)
+    # Scalers multiply by powers of two, of which the mantissa is 1/2, unless the step says by what.
+    scaled = (torch.frexp(scale).mantissa == 0.5) & (scale > 1.0)
+    if known is not None:
+        scaled = scaled | (scale == known.to(scale, non_blocking=True))
+    return torch.where(scaled, wide / scale, wide)

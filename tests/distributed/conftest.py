@@ -11,7 +11,7 @@ JOB = Path(__file__).parent / "job.py"
 TOGETHER = (
     "ddp", "ddp clipped", "fsdp", "fsdp clipped", "tensor parallel", "mixed", "ddp unwatched", "fsdp unwatched",
     "tensor parallel unwatched", "ddp nan", "gathering nan", "fsdp nan", "drift", "ddp every", "fsdp every",
-    "ddp players", "fsdp players", "ddp one step",
+    "ddp players", "fsdp players", "ddp one step", "ddp failing",
 )  # fmt: skip
 
 

@@ -133,7 +133,9 @@ def bits(tensor):
     return held.detach().contiguous().numpy().tobytes()
 
 
-def train(wrap, part=(0, 1), *, watch="after", each=lambda *_: None, clip=False, steps=STEPS, every=1, players=1):
+def train(
+    wrap, part=(0, 1), *, watch="after", each=lambda *_: None, clip=False, steps=STEPS, every=1, players=1, fails=None
+):
     """Train on one part of each batch, as ``(number, parts)``; return records, issues and the bits of loss and weights."""
     model = make()
     model.stem.requires_grad_(every == 1)
@@ -154,6 +156,9 @@ def train(wrap, part=(0, 1), *, watch="after", each=lambda *_: None, clip=False,
     seen = []
     for step in range(steps):
         inputs = x[step % STEPS, mine].clone()
+        if step == fails:
+            exporter._guard.strict = False
+            exporter._guard.failed("attention", ValueError("of this rank"))
         for optimizer in optimizers:
             each(step, model, inputs, optimizer)
             optimizer.zero_grad()
@@ -171,7 +176,7 @@ def train(wrap, part=(0, 1), *, watch="after", each=lambda *_: None, clip=False,
         exporter.close()
         assert exporter._worker.error is None, exporter._worker.error
         aside = exporter.summary()["set_aside"]
-        out |= {"records": writer.records, "issues": exporter.issues, "aside": aside}
+        out |= {"records": writer.records, "issues": exporter.issues, "aside": aside, "report": exporter.report()}
     return out
 
 
@@ -228,6 +233,7 @@ def run(name, rank, folder):
         "ddp players": lambda: train(ddp, half, players=2),
         "fsdp players": lambda: train(fsdp, half, players=2),
         "ddp one step": lambda: train(ddp, half, steps=1),
+        "ddp failing": lambda: train(ddp, half, fails=2 if rank else None),
         "ddp unwatched": lambda: train(ddp, half, watch=None),
         "fsdp unwatched": lambda: train(fsdp, half, watch=None),
         "tensor parallel unwatched": lambda: train(tensor_parallel, whole, watch=None),

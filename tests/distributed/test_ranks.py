@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gradflow_export.engine.assemble import histogram_of
+from gradflow_export.records.lost import DISABLED
 from gradflow_export.records.step_record import IssueType
 
 TOLERANCE = 1e-5
@@ -113,6 +114,15 @@ def test_the_last_record_is_whole_and_there_once(name, together, alone):
     assert together[name][1]["records"] == []
     assert together[name][0]["lines"] == []
     assert together[name][0]["aside"] == together[name][1]["aside"] == []
+
+
+def test_what_an_error_ends_on_another_rank_stands_in_the_verdict(together):
+    """Rank 0 notes it once, at its step, with the rank; its own parts go on."""
+    out = together["ddp failing"]
+    notes = [(note.text, record.step) for record in out[0]["records"] for note in record.notes if note.kind == DISABLED]
+    assert notes == [("attention on rank 1", 3)]
+    assert "disabled after an error: attention on rank 1 (step 3)" in out[0]["report"]
+    assert (out[0]["aside"], out[1]["aside"]) == ([], ["attention"])
 
 
 def same_histograms(one, other):

@@ -212,6 +212,49 @@ def test_gradients_that_are_asked_for_before_backward_are_none_of_the_step(watch
     assert [record.value("upstream.norm") for record in recorded(exporter)] == pytest.approx(wanted, rel=1e-6)
 
 
+@pytest.mark.parametrize("before", [(0,), (1,), (0, 2), (3,)], ids=["first", "second", "two of them", "the step"])
+def test_gradients_that_are_asked_for_between_passes_are_none_of_the_blocks(before, watching, recorded):
+    """As for a penalty: before whichever micro-batch, or after the last, ``autograd.grad`` adds to no gradient."""
+    model, wanted = classifier(), []
+    optimizer, exporter = torch.optim.SGD(model.parameters(), lr=0.1), watching(model, blocks=list(model))
+    for _ in range(4):
+        optimizer.zero_grad()
+        outputs, losses = [], 0.0
+        for number in range(4):
+            if number in before:
+                x = torch.randn(5, 6, requires_grad=True)
+                torch.autograd.grad(model(x).square().sum(), x)
+            if number < 3:
+                outputs.append(model(torch.randn(5, 6)))
+                outputs[-1].retain_grad()
+                loss = outputs[-1].square().mean()
+                loss.backward()
+                losses += loss.item()
+        wanted.append((float(torch.cat([z.grad for z in outputs]).norm()), losses))
+        optimizer.step()
+    found = [(record.value("block.gradient_norm", "2"), record.value("loss")) for record in recorded(exporter)]
+    assert found == [pytest.approx(each, rel=1e-6) for each in wanted]
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("factor", [512.0, 1000.0, 1.0])
+def test_the_factor_of_a_scaler_is_no_part_of_the_loss(told, factor, watching, recorded):
+    """Whatever a gradient scaler multiplies by, also by what is no power of two, the loss is what was before it."""
+    model, criterion, wanted = classifier(), nn.CrossEntropyLoss(), []
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=factor)
+    exporter = watching(model, criterion if told else None)
+    for _ in range(3):
+        optimizer.zero_grad()
+        wanted.append(0.0)
+        for size in (3, 7):
+            loss = criterion(model(torch.randn(size, 6)), torch.randint(4, (size,))) / 2
+            wanted[-1] += loss.item()
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert [record.value("loss") for record in recorded(exporter)] == pytest.approx(wanted, rel=1e-5)
+
+
 class Pushes(torch.autograd.Function):
     """Pass through; forward takes 100 and backward 3 seconds of the clock."""
 
@@ -330,18 +373,28 @@ def test_what_is_of_one_micro_batch_says_so(watching, recorded):
         assert float(every[name].values[0]) not in (float(first[name].values[0]), float(last[name].values[0])), name
 
 
+SHARES = {
+    "as they are": lambda size, sizes: 1.0,
+    "by their number": lambda size, sizes: 1 / len(sizes),
+    "by samples": lambda size, sizes: size / sum(sizes),
+    "by all samples": lambda size, sizes: 1 / sum(sizes),
+}
+
+
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("told", [True, False])
-def test_the_loss_is_that_of_all_samples(watching, recorded, sizes, told):
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("share", SHARES)
+def test_the_loss_is_what_the_backward_passes_add_up_to(watching, recorded, sizes, told, reduction, share):
     """Of micro-batches of any sizes, with the criterion named and without: the loss that the step trains on."""
-    model, criterion = classifier(), nn.CrossEntropyLoss()
+    model, criterion = classifier(), nn.CrossEntropyLoss(reduction=reduction)
     optimizer, expected = torch.optim.SGD(model.parameters(), lr=0.1), []
     exporter = watching(model, criterion) if told else watching(model)
     for _ in range(3):
         optimizer.zero_grad()
         whole = 0.0
         for size in sizes:
-            loss = criterion(model(torch.randn(size, 6)), torch.randint(4, (size,))) * (size / sum(sizes))
+            loss = criterion(model(torch.randn(size, 6)), torch.randint(4, (size,))) * SHARES[share](size, sizes)
             whole += loss.item()
             loss.backward()
         optimizer.step()

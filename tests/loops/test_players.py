@@ -227,12 +227,12 @@ def test_losses_whose_gradients_are_added_up_belong_to_all_who_use_them(watching
 
 
 def test_players_whose_losses_a_criterion_tells_of(watching, recorded):
-    """With a criterion each player's loss is the mean of its calls, and predictions of all players count."""
+    """With a criterion each player's loss is the sum of its passes, and predictions of all players count."""
     agent, criterion = Agent(), nn.MSELoss()
     optimizers = {name: torch.optim.SGD(getattr(agent, name).parameters(), lr=1e-3) for name in ("critic", "actor")}
     exporter, wanted = watching(agent, criterion), []
     for _ in range(5):
-        means, back = {}, []
+        sums, back = {}, []
         for name, optimizer in optimizers.items():
             optimizer.zero_grad()
             losses = []
@@ -245,12 +245,12 @@ def test_players_whose_losses_a_criterion_tells_of(watching, recorded):
                 loss.backward()
                 losses.append(loss.item())
                 back.append(predicted)
-            means[name] = sum(losses) / 2
+            sums[name] = sum(losses)
             optimizer.step()
-        wanted.append((means, float(torch.cat([p.grad for p in back]).norm())))
-    for record, (means, upstream) in zip(recorded(exporter), wanted, strict=True):
-        assert own(record, "optimizer.loss") == pytest.approx({0: means["critic"], 1: means["actor"]}, rel=1e-5)
-        assert record.value("loss") == pytest.approx(sum(means.values()), rel=1e-5)
+        wanted.append((sums, float(torch.cat([p.grad for p in back]).norm())))
+    for record, (sums, upstream) in zip(recorded(exporter), wanted, strict=True):
+        assert own(record, "optimizer.loss") == pytest.approx({0: sums["critic"], 1: sums["actor"]}, rel=1e-5)
+        assert record.value("loss") == pytest.approx(sum(sums.values()), rel=1e-5)
         assert record.value("upstream.norm") == pytest.approx(upstream, rel=1e-5)
 
 

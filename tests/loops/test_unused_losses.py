@@ -62,12 +62,12 @@ def test_only_losses_that_a_backward_pass_comes_from_count(given, sizes, watchin
             if around[:1] and number == 0:  # before the pass, and after the loss it comes from
                 around[0](model, criterion)
             (loss / len(sizes)).backward()
-            terms.append(loss.item() * (size if given else sum(sizes) / len(sizes)))
+            terms.append(loss.item() / len(sizes))
             right += int((logits.argmax(-1) == y).sum())
         for look in around[1:]:
             look(model, criterion)
         optimizer.step()
-        losses.append(sum(terms) / sum(sizes))
+        losses.append(sum(terms))
         hits.append(right / sum(sizes))
     records = recorded(exporter)
     assert [record.value("loss") for record in records] == pytest.approx(losses, rel=1e-6)
@@ -85,7 +85,7 @@ def made_of(kind, criterion, model):
     if kind == "both":
         first, second = criterion(model(x), y), criterion(model(other_x), other_y)
         (first + second).backward()
-        return (first.item() + second.item()) / 2
+        return first.item() + second.item()
     if kind == "divided in place":
         loss = criterion(model(x), y)
         loss /= 2
@@ -95,7 +95,7 @@ def made_of(kind, criterion, model):
         loss = criterion(model(x), y)
         loss.backward(retain_graph=True)
         loss.backward()
-        return loss.item()
+        return 2 * loss.item()
     if kind == "only looked at":  # what is trained on is a loss of its own
         criterion(model(x), y)
         loss = model(x).square().mean()
@@ -104,15 +104,16 @@ def made_of(kind, criterion, model):
     x.requires_grad_()
     loss = criterion(model(x), y)
     (slope,) = torch.autograd.grad(loss, x, create_graph=True)
-    (loss + slope.square().sum()).backward()
-    return loss.item()
+    whole = loss + slope.square().sum()
+    whole.backward()
+    return whole.item()
 
 
 @pytest.mark.parametrize(
     "kind", ["the first of two", "both", "divided in place", "twice", "only looked at", "with a penalty"]
 )
 def test_a_loss_counts_by_the_pass_that_reaches_it(kind, watching, recorded):
-    """However the loss goes into what ``backward`` is called on, it counts once, and another one does not."""
+    """What ``backward`` is called on counts, with all that goes into it, and once for each pass."""
     model, criterion = model_of(), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     exporter, losses = watching(model, criterion), []

@@ -39,7 +39,9 @@ def specs() -> tuple[MetricSpec, ...]:
           "(sum_p ||g_p||_2^2)^(1/2) before clipping. At every step where torch.nn.utils.clip_grad_norm_ or "
           "clip_grads_with_norm_ is called: used norms divided by min(1, max_norm / (total_norm + 1e-6)). For any "
           "other change between backward and step: norms at the end of the last backward pass, on sampled steps, and "
-          "at every step for 32 steps after one that shows such a change (on a GPU not one through .data)",
+          "at every step for 32 steps after one that shows such a change (on a GPU not one through .data). So of "
+          "clipping by hand that is further apart only sampled steps have it. Of an optimizer that writes to gradients "
+          "in a step of its own, by anything but these functions, this and total_norm are those before its step",
           "definition", "c; 1G sampled", low=0.0, scale="log", headline=True, across="root"),
         s("gradient.clip_scale", "gradient scale after clipping", "1", "run",
           "gradient.total_norm / gradient.norm_before_clip, at the same steps: without clipping 1 where it is sampled, "
@@ -77,7 +79,8 @@ def specs() -> tuple[MetricSpec, ...]:
         s("parameter.nonfinite", "NaN or Inf gradient entries", "count", "parameter", "#{g is NaN or Inf}",
           "definition", "1G", low=0.0, across="sum"),
         s("block.gradient_norm", "gradient norm at the block's output", "gradient", "block",
-          "||dL/dh_i||_2 over the whole output", "definition", "1H", low=0.0, scale="log", across="batch root"),
+          "||dL/dh_i||_2 over the whole output, of all micro-batches, without what torch.autograd.grad sends back "
+          "before or after a backward pass", "definition", "1H", low=0.0, scale="log", across="batch root"),
         s("block.gain", "gain", "1", "block",
           "gamma_i = ||dL/dh_{i-1}|| / ||dL/dh_i||; inf where the denominator alone is below "
           "1e-30, missing where both are", "definition", "c", low=0.0,

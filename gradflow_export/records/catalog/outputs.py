@@ -11,9 +11,11 @@ def specs() -> tuple[MetricSpec, ...]:
     # fmt: off
     return (
         s("loss", "loss", "loss", "run",
-          "mean over the step's samples of the criterion's outputs, or of observe(loss=...) over its calls; without "
-          "them the sum of all scalars that backward was called on, each times the gradient given with it; of tensors "
-          "with more entries, and of those whose gradients were cleared before the step, nothing. Where a step "
+          "mean of observe(loss=...) over its calls in the step; without it the sum of all scalars that backward was "
+          "called on, each times the gradient given with it: of losses divided by the number of micro-batches their "
+          "mean, of undivided ones, and of sums over samples, their sum. Where backward was called on no scalar, the "
+          "sum of the criterion's outputs that gradients came from, of several entries their mean. Nothing of "
+          "backward passes whose gradients were cleared before the step. Where a step "
           "evaluates a closure several times it is of the first, at the weights before the step, and gradients are of "
           "the last. With several optimizers the sum over those that stepped, each backward pass once",
           "definition", "c", headline=True, across="mean"),
