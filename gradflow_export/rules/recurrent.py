@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import reading_of
 from gradflow_export.rules.history import History
+from gradflow_export.rules.sampled import margin
 from gradflow_export.rules.signals import solved, stuck
 
 COMPOSES = 8
@@ -27,11 +28,17 @@ class Memory:
         site: Its name.
         radius: Factor per step back in time.
         length: Steps of the sequences.
+        off: How far the factor may be off.
     """
 
     site: str
     radius: float
     length: float
+    off: float = 0.0
+
+    def at(self, sign: int) -> Memory:
+        """Return the same with the greatest factor that is likely, or the least."""
+        return replace(self, radius=self.radius + sign * self.off)
 
     @property
     def module(self) -> str:
@@ -53,14 +60,12 @@ class Memory:
 
 def memories(record: StepRecord) -> tuple[Memory, ...]:
     """Return what each recurrent layer of a record keeps; layers without finite values are left out."""
-    decay, radius, length = (
-        reading_of(record, f"recurrent.{name}").as_dict() for name in ("decay", "spectral_radius", "length")
-    )
     out = []
-    for site, steps in length.items():
-        value = decay.get(site) if steps is not None and steps >= COMPOSES else radius.get(site)
+    for site, steps in reading_of(record, "recurrent.length").as_dict().items():
+        metric = "recurrent.decay" if steps is not None and steps >= COMPOSES else "recurrent.spectral_radius"
+        value = record.value(metric, site)
         if steps is not None and value is not None and math.isfinite(value) and math.isfinite(steps) and value >= 0:
-            out.append(Memory(site, value, steps))
+            out.append(Memory(site, value, steps, margin(record, metric, site)))
     return tuple(out)
 
 
@@ -101,14 +106,15 @@ class Subcritical(Rule):
             modules.setdefault(memory.module, []).append(memory)
         findings = []
         for layers in modules.values():
-            best = max(layers, key=lambda memory: memory.radius)
-            if best.length < self.least or best.steps >= best.length:
+            best = max(layers, key=lambda memory: memory.at(1).radius)
+            likely = best.at(1)
+            if best.length < self.least or likely.steps >= best.length:
                 continue
-            if best.radius < self.forgets:
+            if likely.radius < self.forgets:
                 if not 0 <= history.run("loss").low < self.learned * history.run("loss").first:
                     severity = Severity.HIGH if 2 * best.radius < self.forgets else Severity.MEDIUM
                     findings.append(self._finding(layers, best, severity, self.forgets, ""))
-            elif best.radius < self.band and stuck(history):
+            elif likely.radius < self.band and stuck(history):
                 also = " and the loss has not fallen by a tenth since the first steps"
                 findings.append(self._finding(layers, best, Severity.LOW, self.band, also))
         return tuple(findings)
@@ -164,7 +170,8 @@ class Supercritical(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge each layer and direction."""
         least = self.growth if not solved(history, self.learned) else math.inf if solved(history) else self.harm
-        found = [m for m in memories(record) if m.radius > self.band and m.log_growth > math.log(least)]
+        likely = ((memory, memory.at(-1)) for memory in memories(record))
+        found = [m for m, low in likely if low.radius > self.band and low.log_growth > math.log(least)]
         if not found:
             return ()
         worst = max(found, key=lambda memory: memory.log_growth)
