@@ -206,9 +206,9 @@ class TokenBottleneck(Rule):
         """Judge what lies between the blocks of each stack of this record."""
         found = []
         for sites, before, after in stacks(record) if not solved(history) else ():
-            for index in np.flatnonzero((after[:-1] >= self.healthy) & (before[1:] < self.residual)):
+            for index in np.flatnonzero((after[0, :-1] >= self.healthy) & (before[2, 1:] < self.residual)):
                 block = _between(reading_of(record, "block.gradient_norm").sites, sites[index], sites[index + 1])
-                left, came = float(after[index]), float(before[index + 1])
+                left, came = float(after[1, index]), float(before[1, index + 1])
                 message = (
                     f"the deviation of the tokens of a sequence from their mean is {number(left)} of their norm "
                     f"after {sites[index]} and {number(came)} before {sites[index + 1]}: {block} makes them the "
