@@ -15,6 +15,7 @@ from gradflow_export.rules.attention import stacks
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
+from gradflow_export.rules.sampled import margin
 from gradflow_export.rules.signals import Chain, chains, inside, outlying, owner, solved, stuck
 
 
@@ -149,6 +150,7 @@ class RankBottleneck(Rule):
 
     def _judge(self, record: StepRecord, links: Chain, waist: float) -> Finding | None:
         ranks, rows = np.exp(links.logs), reading_of(record, "block.rank_rows").as_dict()
+        off = [margin(record, "block.effective_rank", site) for site in links.sites]
         unseen = np.array([1.0 / max((rows.get(site) or math.inf) - 1.0, 1.0) for site in links.sites])
         for index in range(1, len(ranks) - (links.ends is not False)):
             after, block = float(ranks[index]), links.sites[index]
@@ -157,9 +159,10 @@ class RankBottleneck(Rule):
             before = float(ranks[index - 1]) / (1.0 + fewer * float(ranks[index - 1]))
             if links.joined is not None and not links.joined[index - 1]:
                 continue
+            # Later blocks are read at the same rows: what those leave out is no difference between the two.
             if (
-                before >= self.least
-                and after <= self.ratio * before
+                before - off[index - 1] >= self.least
+                and after + off[index] <= self.ratio * (before - off[index - 1])
                 and ranks[index + 1 :].max(initial=0) >= waist * after
             ):
                 if _ill_inside(record, block) or _goes_around(record, links, index):
