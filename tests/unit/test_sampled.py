@@ -5,9 +5,10 @@ import pytest
 
 from gradflow_export.records.catalog import CATALOG
 from gradflow_export.records.evidence import evidence_of
-from gradflow_export.records.step_record import Reading, StepRecord
+from gradflow_export.records.step_record import Reading, Severity, StepRecord
 from gradflow_export.rules.history import History
 from gradflow_export.rules.learning_rate import LearningRate
+from gradflow_export.rules.progress import LostUpdates
 from gradflow_export.rules.sampled import SURE, margin, margins, off, site_margins
 from gradflow_export.rules.stability import Unstable
 
@@ -101,3 +102,25 @@ def test_steps_replace_the_weights_only_where_that_is_sure(error, found):
         history.add(now)
         told = rule.check(now, history)
     assert len(told) == found
+
+
+@pytest.mark.parametrize(
+    ("lost", "arrived", "errors", "severities"),
+    [
+        (0.99, 0.01, (0.001, 0.001), {Severity.HIGH}),
+        (0.99, 0.01, (0.02, 0.001), {Severity.MEDIUM}),
+        (0.99, 0.01, (0.001, 0.05), {Severity.MEDIUM}),
+        (0.7, 0.4, (0.01, 0.01), {Severity.MEDIUM}),
+        (0.7, 0.4, (0.05, 0.01), set()),
+        (0.7, 0.4, (0.01, 0.06), set()),
+    ],
+)
+def test_updates_are_lost_only_where_those_of_other_rows_are(lost, arrived, errors, severities):
+    """What some rows of large parameters say is used where three standard errors cannot change it."""
+    rule, history = LostUpdates(), History(LostUpdates.remembers)
+    now = record(
+        1, update__lost_share=lost, update__lost_share_error=errors[0], update__effectiveness=arrived,
+        update__effectiveness_error=errors[1], parameter__lost_share={"w": lost},
+    )  # fmt: skip
+    history.add(now)
+    assert {finding.severity for finding in rule.check(now, history)} == severities
