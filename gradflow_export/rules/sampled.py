@@ -65,14 +65,14 @@ def agreement(history: History) -> float:
     """Return the mean cosine between gradients of a long window; of consecutive ones where the path is not known.
 
     It is not 0 where nothing that the weights did has changed what is asked of them. The rule must remember
-    ``gradient.coherence``, ``gradient.cosine`` and its error.
+    ``gradient.coherence``, ``gradient.cosine`` and their errors.
 
     Returns:
         0 for fewer than 20 gradients.
     """
     cosines = (history.run("gradient.cosine").values - margins(history, "gradient.cosine"))[-30:]
-    long = history.run("gradient.coherence").last
-    return 0.0 if len(cosines) < 20 else median(cosines) if np.isnan(long) else long
+    long = (history.run("gradient.coherence").values - margins(history, "gradient.coherence"))[-1:]
+    return 0.0 if len(cosines) < 20 else float(long[0]) if len(long) else median(cosines)
 
 
 def site_margins(history: History, metric: str) -> Floats:

@@ -49,8 +49,9 @@ def specs() -> tuple[MetricSpec, ...]:
           "||w_after - w_before|| / (lr ||g||); 1 for SGD, 1 / (1 - momentum) with momentum at rest", "definition",
           "c", low=0.0, scale="log", marks=(1.0,)),
         s("update.lost_share", "updates lost by rounding, all parameters", "share", "run",
-          "parameter.lost_share, weighted by entries meant to change; of parameters read at this step, on declared grids "
-          "without parameters kept in float32 or between the points of their grid", rounding, "c", low=0.0, high=1.0,
+          "parameter.lost_share, weighted by entries meant to change; of parameters read at this step, of those on "
+          "declared grids where there are any; without parameters kept in float32 or between the points of their grid",
+          rounding, "c", low=0.0, high=1.0,
           marks=(0.95,), error="update.lost_share_error"),
         s("update.effectiveness", "update effectiveness, all parameters", "share", "run",
           "mean of parameter.update_effectiveness, weighted by numel; of parameters on declared grids where there are "
