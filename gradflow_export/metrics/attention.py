@@ -260,7 +260,7 @@ def head_diversity(rows: Rows) -> Terms:
     apart = (rows.weights - uniform).flatten(2)
     size = torch.linalg.vector_norm(apart, dim=-1, keepdim=True)
     telling = (apart.abs().amax(dim=-1) >= UNIFORM) & torch.isfinite(size.squeeze(-1))
-    unit = torch.where(telling.unsqueeze(-1), apart / size, 0.0).unflatten(2, rows.weights.shape[2:])
+    unit = torch.where(telling.unsqueeze(-1), apart / size, 0.0).reshape(rows.weights.shape)
     count = telling.sum(dim=1).to(unit.dtype)[:, None, None]
     mean = unit.sum(dim=1, keepdim=True) / count.clamp_min(1.0).unsqueeze(-1)
     differing = torch.where(telling[:, :, None, None], unit - mean, 0.0).square().sum(dim=(1, 3)).unsqueeze(2)

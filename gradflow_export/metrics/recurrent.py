@@ -354,5 +354,7 @@ def dynamics(
         median(np.array(ranks)) if ranks else math.nan,
         dimension,
         *(error_of_states(np.array(values), owners, len(places), batch) for values in (radii, norms, ranks)),
-        error_of_exponent(np.array(logs), np.array(scatter), batch, max(map(max, lengths)) / max(whole, 1)),
+        lyapunov_error=error_of_exponent(
+            np.array(logs), np.array(scatter), batch, max(map(max, lengths)) / max(whole, 1)
+        ),
     )
