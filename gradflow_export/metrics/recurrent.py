@@ -347,14 +347,15 @@ def dynamics(
             norms.append(spectral_norm(jacobian))
     owners = [places[place][2] for place in chosen]
     logs, scatter = _exponents(chains, lengths)
+    errors = [error_of_states(np.array(values), owners, len(places), batch) for values in (radii, norms, ranks)]
     return Dynamics(
         median(np.array(radii)),
         median(np.array(norms)),
         float(np.mean(logs)),
         median(np.array(ranks)) if ranks else math.nan,
         dimension,
-        *(error_of_states(np.array(values), owners, len(places), batch) for values in (radii, norms, ranks)),
-        lyapunov_error=error_of_exponent(
-            np.array(logs), np.array(scatter), batch, max(map(max, lengths)) / max(whole, 1)
-        ),
+        errors[0],
+        errors[1],
+        errors[2],
+        error_of_exponent(np.array(logs), np.array(scatter), batch, max(map(max, lengths)) / max(whole, 1)),
     )
