@@ -682,7 +682,7 @@ PARTS = (
 
 
 def larger():
-    """Return a loop of nine samples, of which attention is read at two and recurrence at four."""
+    """Return a loop of nine samples, of which attention is read at three and recurrence at four."""
     torch.manual_seed(2)
     model = Everything()
     batches = [[(torch.randint(20, (9, 4)), torch.randint(20, (9,)))] for _ in range(STEPS)]
@@ -891,7 +891,7 @@ def tables(worst):
     yield "| metric | worst relative error | in the loop |\n|---|---|---|"
     for metric, (error, name) in sorted(worst.narrow.items()):
         yield f"| `{metric}` | {error:.1e} | {name} |"
-    yield "\nOf two samples (attention) or four sequences (recurrence) by definition, against those of all nine:\n"
+    yield "\nOf three samples (attention) or four sequences (recurrence) by definition, against those of all nine:\n"
     yield "| metric | worst relative difference |\n|---|---|"
     for metric, error in worst.parts.items():
         yield f"| `{metric}` | {error:.1e} |"

@@ -35,7 +35,9 @@ def circular_flow(recording: Recording) -> CircularFlow:
     """Return what the last judged window of an analysis reported about the path of the weights."""
     for record in reversed(recording.records):
         found = {
-            r.metric.partition(".")[2]: float(r.values[0]) for r in record.readings if r.metric.startswith("flow.")
+            r.metric.partition(".")[2]: float(r.values[0])
+            for r in record.readings
+            if r.metric.startswith("flow.") and not r.metric.endswith("_error")
         }
         if "winding" in found:
             found.pop("radius", None)

@@ -16,12 +16,12 @@ from gradflow_export.engine.analyses import Analyses, Clues
 from gradflow_export.engine.clip_factors import before_clipping, clip_inside
 from gradflow_export.engine.discrete_totals import discrete_totals, rate_effectiveness
 from gradflow_export.engine.transfer import Bundle, spread
-from gradflow_export.hooks.readings import Clue, Pending, Sample
+from gradflow_export.hooks.readings import Clue, Pending, RowSample, Sample
 from gradflow_export.hooks.shard_layout import Layout
 from gradflow_export.instruments.gradients.clipping import CLIPPED, ClipCall
 from gradflow_export.metrics.gains import arrived, depth_gain, gains, log_gains, passed
 from gradflow_export.metrics.noise import NoiseScale
-from gradflow_export.metrics.outputs import ranks
+from gradflow_export.metrics.outputs import rank_errors, ranks
 from gradflow_export.records.column import Column
 from gradflow_export.records.evidence import Evidence, evidence_of
 from gradflow_export.records.statistics import median, root_of_squares
@@ -91,10 +91,10 @@ class Assembler:
         readings.extend(derived(columns))
         readings.extend(self._clipping(columns, clips, bundle.scalars.get("runtime.backward_passes", 1.0)))
         readings.extend(_players(bundle, columns.get(_NORM)))
-        rows = [(s.site, v) for s, v in samples if s.metric == "block.effective_rank"]
+        rows = [(s.site, v, s.whole) for s, v in samples if isinstance(s, RowSample)]
         if rows:
             readings.extend(self._ranks(bundle.step, rows))
-        plain = [(s, v) for s, v in samples if s.analyse is None and s.metric != "block.effective_rank"]
+        plain = [(s, v) for s, v in samples if s.analyse is None and not isinstance(s, RowSample)]
         analysed, facts = self._analyses.run(samples, bundle.step, bundle.told)
         readings.extend(analysed)
         evidence = evidence_of(bundle.step, {**clues.facts(), **facts})
@@ -126,13 +126,16 @@ class Assembler:
             if noise is not None:
                 yield Reading.run("gradient.noise_scale", noise)
 
-    def _ranks(self, step: int, samples: Sequence[tuple[str, npt.NDArray[np.floating]]]) -> Iterator[Reading]:
+    def _ranks(
+        self, step: int, samples: Sequence[tuple[str, npt.NDArray[np.floating], tuple[int, int]]]
+    ) -> Iterator[Reading]:
         # Samples of consecutive steps are pooled; older ones belong to other weights.
         if step > self._last_rank_step + POOLED_BATCHES:
             self._pools = {}
         self._last_rank_step = step
-        found: dict[str, tuple[float, float, int]] = {}  # a block is called once more where two optimizers step in turn
-        for site, rows in samples:
+        # By block: of two optimizers that step in turn both call it.
+        found: dict[str, tuple[float, ...]] = {}
+        for site, rows, whole in samples:
             pool = self._pools.setdefault(site, deque(maxlen=POOLED_BATCHES))
             if pool and pool[0].shape[1] != rows.shape[1]:
                 pool.clear()
@@ -141,11 +144,14 @@ class Assembler:
                 pool.popleft()
             joined = np.concatenate(pool)
             if len(joined) > 1:  # one row is no spread that could have directions
-                found[site] = *ranks(joined), len(joined)
+                left_out = tuple(1.0 - n / max(of, n) for n, of in zip(rows.shape, whole, strict=True))
+                found[site] = *ranks(joined), len(joined), *rank_errors(joined, left_out)
         if not found:
             return
-        for place, name in enumerate(("effective_rank", "stable_rank", "rank_rows")):
-            yield Reading.of(f"block.{name}", list(found), [values[place] for values in found.values()])
+        names = ("effective_rank", "stable_rank", "rank_rows", "effective_rank_error", "stable_rank_error")
+        for name, values in zip(names, zip(*found.values(), strict=True), strict=True):
+            if any(values) or not name.endswith("_error"):
+                yield Reading.of(f"block.{name}", list(found), list(values))
 
 
 def _players(bundle: Bundle, norms: Column | None) -> Iterator[Reading]:

@@ -41,8 +41,9 @@ def discrete_totals(columns: Mapping[str, Column]) -> Iterator[Reading]:
         entries = np.where(master.values > 0, 0.0, numel.values)
         entries = entries if asked is None else np.where(asked, entries, 0.0)
         late = entries if between is None else np.where(between.values > 0, 0.0, entries)
-        yield from _weighted("update.lost_share", lost, intended.values * late)
-        yield from _weighted("update.effectiveness", score, entries)
+        of_lost, of_score = (columns.get(f"parameter.{n}_error") for n in ("lost_share", "update_effectiveness"))
+        yield from _weighted("update.lost_share", lost, intended.values * late, of_lost)
+        yield from _weighted("update.effectiveness", score, entries, of_score)
     yield from _nodes(columns)
 
 
@@ -59,10 +60,14 @@ def _nodes(columns: Mapping[str, Column]) -> Iterator[Reading]:
     yield Reading.run("update.changed_nodes", float((changed.values * count.values)[changed.present].sum()))
 
 
-def _weighted(metric: str, column: Column, weights: Floats) -> Iterator[Reading]:
+def _weighted(metric: str, column: Column, weights: Floats, errors: Column | None = None) -> Iterator[Reading]:
     here = column.present & (weights > 0)
     if here.any():
         yield Reading.run(metric, float(np.average(column.values[here], weights=weights[here])))
+    if here.any() and errors is not None:
+        known = here & errors.present
+        error = float(np.linalg.norm((weights * errors.values)[known])) / float(weights[here].sum())
+        yield Reading.run(f"{metric}_error", error)
 
 
 def rate_effectiveness(columns: Mapping[str, Column]) -> Iterator[Reading]:

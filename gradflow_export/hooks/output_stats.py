@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradflow_export.hooks.readings import Drained, Pending, Sample
+from gradflow_export.hooks.readings import Drained, Pending, RowSample
 from gradflow_export.hooks.site_buffer import Places, SiteValues
 from gradflow_export.metrics.arrays.local import PLAIN
 from gradflow_export.metrics.arrays.norms import dense_entries, linf
@@ -76,7 +76,7 @@ class SentOutputs:
             held = tensor.detach()
             low, high = map(float, torch.aminmax(held))
             self._greatest.put(index, max(high, -low))  # NaN is the least and the greatest of entries with any
-            self._ranked[index] = rows_of(held, *self._rank_limits).clone()
+            self._ranked[index], self._whole[index] = rows_of(held, *self._rank_limits).clone(), size_of_rows(held)
 
     def drain(self, sites: tuple[str, ...], order: Places) -> Drained:
         """Give out what was read since the last call.
@@ -98,7 +98,9 @@ class SentOutputs:
             *filter(_is_any, self._errors.pending("block.output_spread_error", sites, order)),
         ]
         if self.sample_rows:
-            out.extend(Sample("block.effective_rank", self._names[index], rows) for index, rows in self._ranked.items())
+            for index, rows in self._ranked.items():
+                whole = self._whole[index]
+                out.append(RowSample("block.effective_rank", self._names[index], rows, whole=whole))
         self.forget()
         return out
 

@@ -69,6 +69,17 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class RowSample(Sample):
+    """Some rows and columns of an output; their ranks are taken of those of several steps.
+
+    Attributes:
+        whole: How many rows and columns there are.
+    """
+
+    whole: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
 class ClueSample(Sample):
     """Raw entries of which ``analyse`` makes evidence: values by fact and layer."""
 

@@ -25,6 +25,8 @@ from gradflow_export.instruments.base import Cost, Instrument, Need, Setting
 from gradflow_export.metrics.attention import (
     SAMPLES,
     Rows,
+    Terms,
+    as_heads,
     attention_rows,
     entropy_bound,
     head_divergence,
@@ -34,6 +36,8 @@ from gradflow_export.metrics.attention import (
     max_logit,
     mean_entropy,
     rank_residual,
+    ratio,
+    ratio_error,
     sampled_scores,
     sink_share,
     sparsity,
@@ -43,17 +47,17 @@ from gradflow_export.records.catalog import MetricSpec, spec
 UNSEEN_STEPS = 5
 """Sampled steps without any attention after which a model is taken to have none."""
 
-_OF_ANY: tuple[tuple[str, Callable[[Rows], Tensor]], ...] = (
+_OF_ANY: tuple[tuple[str, Callable[[Rows], Terms]], ...] = (
     ("attention.entropy_nats", mean_entropy),
     ("attention.entropy_bound", entropy_bound),
     ("attention.sparsity", sparsity),
     ("attention.sink", sink_share),
-    ("attention.max_logit", max_logit),
 )
-_OF_SEVERAL: tuple[tuple[str, Callable[[Rows], Tensor]], ...] = (
+_OF_SEVERAL: tuple[tuple[str, Callable[[Rows], Terms]], ...] = (
     ("attention.diversity", head_diversity),
     ("attention.divergence", head_divergence),
 )
+_RESIDUALS = ("block.rank_residual", "block.input_residual")
 _HEADS = ("num_heads", "n_heads", "n_head", "nhead", "heads", "num_attention_heads")
 _CONTAINERS = (nn.Sequential, nn.ModuleList)
 _PARTS = (nn.Softmax, nn.Dropout)
@@ -118,10 +122,9 @@ class AttentionInstrument(Instrument):
         self._heads: dict[int, int] = {}
         self._sites: dict[int, str] = {}
         self._blocks: dict[int, str] = {}
-        self._entropies: dict[int, Tensor] = {}
+        self._of_heads: dict[str, dict[int, Tensor]] = {}
         self._values: dict[str, dict[int, Tensor]] = {}
-        self._residuals: dict[int, Tensor] = {}
-        self._inputs: dict[int, Tensor] = {}
+        self._residuals: dict[str, dict[int, Tensor]] = {}
 
     @classmethod
     def make(cls, setting: Setting) -> AttentionInstrument:
@@ -136,8 +139,9 @@ class AttentionInstrument(Instrument):
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this instrument can give out."""
-        names = ("attention.entropy", *(name for name, _ in (*_OF_ANY, *_OF_SEVERAL)))
-        return tuple(spec(name) for name in (*names, "block.rank_residual", "block.input_residual"))
+        names = ("attention.entropy", *(name for name, _ in (*_OF_ANY, *_OF_SEVERAL)), *_RESIDUALS)
+        errors = (spec(name).error for name in names)
+        return tuple(map(spec, (*names, "attention.max_logit", *errors)))
 
     def attach(self) -> contextlib.ExitStack:
         """Begin; closing the returned stack puts every function back."""
@@ -166,7 +170,7 @@ class AttentionInstrument(Instrument):
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
             causal, scale = bool(given.get("is_causal")), given.get("scale")
             logits = masked_logits(query, key, mask=mask, causal=causal, scale=scale, heads=call.known.heads)
-            self._read(call, logits)
+            self._read(call, logits, as_heads(query, call.known.heads).shape)
 
     def _normalised(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take what enters a softmax, if it is a batched product of two activations."""
@@ -177,71 +181,79 @@ class AttentionInstrument(Instrument):
             return
         if scores.shape[-1] > 1 and scores.numel() and is_product(scores.grad_fn):
             with torch.no_grad(), torch.autocast(scores.device.type, enabled=False):
-                self._read(call, sampled_scores(scores, call.known.heads))
+                shape = as_heads(scores, call.known.heads).shape
+                self._read(call, sampled_scores(scores, call.known.heads), shape)
 
     def _reader(self) -> Call[_Known] | None:
         """Return the call that attention belongs to, ``None`` where it was read in this step already."""
         for call in reversed(self._passes.calls):
             if not call.known.part:
-                return None if call.known.place in self._entropies else call
+                return None if call.known.place in self._of_heads.get("attention.entropy", ()) else call
         return None
 
-    def _read(self, call: Call[_Known], logits: Tensor) -> None:
-        rows, place = attention_rows(logits), call.known.place
-        self._entropies[place] = head_entropies(rows)
-        self._heads[place], self._sites[place] = logits.shape[1], call.known.site
-        for name, measure in (*_OF_ANY, *(_OF_SEVERAL if logits.shape[1] > 1 else ())):
-            self._values.setdefault(name, {})[place] = measure(rows)
+    def _read(self, call: Call[_Known], logits: Tensor, whole: torch.Size) -> None:
+        """Take the attention of some samples and queries of all. Shape of the whole: that of the logits, but keys."""
+        rows, place, heads = attention_rows(logits), call.known.place, logits.shape[1]
+        self._heads[place], self._sites[place] = heads, call.known.site
+        measures = (*_OF_ANY, *(_OF_SEVERAL if heads > 1 else ()))
+        parts = [head_entropies(rows), *(measure(rows) for _, measure in measures)]
+        above, below = (torch.cat(each, dim=2) for each in zip(*parts, strict=True))
+        told = {"": ratio((above, below))}
+        if logits.shape[0] < whole[0] or logits.shape[2] < whole[2]:
+            told["_error"] = ratio_error((above, below), whole[0], whole[2])
+        for end, values in told.items():
+            self._of_heads.setdefault(f"attention.entropy{end}", {})[place] = values[:heads]
+            for (name, _), value in zip(measures, values[heads:].unbind(), strict=True):
+                self._values.setdefault(f"{name}{end}", {})[place] = value
+        self._values.setdefault("attention.max_logit", {})[place] = max_logit(rows)
         if self._keep_weights:
             self.weights[call.known.site] = rows.weights[0]
         block = _block(self._passes.calls)
         if block is not None:
             block.marked = True
-            self._tell_apart(self._inputs, block.known, block.given)
+            self._tell_apart("block.input_residual", block.known, block.given)
 
-    def _tell_apart(self, residuals: dict[int, Tensor], known: _Known, value: Any) -> None:
+    def _tell_apart(self, metric: str, known: _Known, value: Any) -> None:
         """Take how much tells the tokens of a block's input or output apart, once in a step."""
-        tokens = _tokens(value, known)
-        if tokens is not None and known.place not in residuals:
-            residuals[known.place], self._blocks[known.place] = rank_residual(tokens), known.site
+        tokens, place = _tokens(value, known), known.place
+        if tokens is None or place in self._residuals.get(metric, ()):
+            return
+        self._blocks[place] = known.site
+        terms, whole = rank_residual(tokens[:: -(-len(tokens) // SAMPLES)]), len(tokens)
+        self._residuals.setdefault(metric, {})[place] = ratio(terms).squeeze(0)
+        if len(terms[0]) < whole:
+            self._residuals.setdefault(f"{metric}_error", {})[place] = ratio_error(terms, whole, 1).squeeze(0)
 
     def _left(self, call: Call[_Known], output: Any) -> None:
         """Take what a block with attention gives out."""
         with torch.no_grad():
-            self._tell_apart(self._residuals, call.known, output)
+            self._tell_apart("block.rank_residual", call.known, output)
 
     def drain(self) -> Drained:
         """Give out what was read since the last call, and forget it."""
         if self._passes.ran:
             self._unseen = self._unseen + 1 if not self._sites else 0
-        out: Drained = [*self._of_heads(), *self._of_modules()]
-        for metric, residuals in (("block.rank_residual", self._residuals), ("block.input_residual", self._inputs)):
-            if residuals:
-                out.append(_pending(metric, self._blocks, residuals))
+        out: Drained = [self._each_head(name, values) for name, values in self._of_heads.items()]
+        for sites, metrics in ((self._sites, self._values), (self._blocks, self._residuals)):
+            out += [_pending(name, sites, values) for name, values in metrics.items()]
         self.forget()
         return out
 
-    def _of_heads(self) -> Iterator[Pending]:
-        if not self._entropies:
-            return
+    def _each_head(self, metric: str, values: dict[int, Tensor]) -> Pending:
         sites, where, start = [], [], 0
         for place in sorted(self._heads):
             many = self._heads[place]
             sites += [f"{self._sites[place]}.head{head}" for head in range(many)]
-            where += list(range(start, start + many)) if place in self._entropies else []
+            where += list(range(start, start + many)) if place in values else []
             start += many
-        parts = [self._entropies[place] for place in sorted(self._entropies)]
-        values = torch.cat([part.to(parts[0].device, parts[0].dtype) for part in parts])
-        yield Pending("attention.entropy", tuple(sites), values, np.array(where, dtype=np.int64))
-
-    def _of_modules(self) -> Iterator[Pending]:
-        for name, values in self._values.items():
-            yield _pending(name, self._sites, values)
+        parts = [values[place] for place in sorted(values)]
+        joined = torch.cat([part.to(parts[0].device, parts[0].dtype) for part in parts])
+        return Pending(metric, tuple(sites), joined, np.array(where, dtype=np.int64))
 
     def forget(self) -> None:
         """Forget what was collected: the step makes no record."""
-        self._entropies, self._values, self._residuals, self.weights = {}, {}, {}, {}
-        self._inputs, self._passes.ran = {}, False
+        self._of_heads, self._values, self._residuals, self.weights = {}, {}, {}, {}
+        self._passes.ran = False
 
 
 def _pending(metric: str, sites: dict[int, str], values: dict[int, Tensor]) -> Pending:
@@ -296,9 +308,9 @@ def _block(stack: list[Call[_Known]]) -> Call[_Known] | None:
 
 
 def _tokens(value: Any, known: _Known) -> Tensor | None:
-    """Return a few samples of a block's input or output as ``[batch, positions, features]``, if it is a sequence."""
+    """Return a block's input or output as ``[batch, positions, features]``, if it is a sequence."""
     tensor = output_tensor(value)
     if tensor is None or not is_plain(tensor) or tensor.dim() != 3 or tensor.is_complex() or not tensor.numel():
         return None
     tokens = tensor.detach().transpose(0, 1) if known.tokens_first else tensor.detach()
-    return tokens[:: -(-tokens.shape[0] // SAMPLES)] if tokens.shape[1] > 1 else None
+    return tokens if tokens.shape[1] > 1 else None

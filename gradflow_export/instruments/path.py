@@ -19,7 +19,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 from gradflow_export.hooks.readings import Analysed, Drained, Sample
 from gradflow_export.metrics.direction import evenly_chosen
-from gradflow_export.metrics.path import PathStatistics, path_statistics, radii
+from gradflow_export.metrics.path import PathStatistics, path_errors, path_statistics, radii
 from gradflow_export.records.catalog import MetricSpec, spec
 from gradflow_export.records.step_record import RUN_SITE
 
@@ -80,7 +80,8 @@ class PathInstrument:
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this instrument can give out."""
-        return tuple(spec(name) for name in (*METRICS.values(), RADIUS))
+        names = tuple(METRICS.values())
+        return tuple(spec(name) for name in (*names, *(spec(name).error for name in names), RADIUS))
 
     def followed(self, step: OptimizerStep) -> list[Followed]:
         """Return what is followed of one optimizer: nothing where weights and gradients cannot be had together."""
@@ -89,6 +90,8 @@ class PathInstrument:
         known = self._chosen.get(step.optimizer)
         if known is None or known[0] is not step.owned:
             known = self._chosen[step.optimizer] = step.owned, _followed(step.owned.parameters)
+            left_out = sum(p.numel() for p in step.owned.parameters) > sum(entry.count for entry in known[1])
+            self._paths.sampled[_site(step.owned)] = left_out
         return known[1]
 
     def read(self, step: OptimizerStep) -> Drained:
@@ -113,8 +116,13 @@ class PathInstrument:
 
     def sample(self, owned: Owned, values: Tensor | Floats) -> Sample:
         """Return what the worker makes of the entries that are followed: weights, then gradients. Shape: ``[2 k]``."""
-        site = owned.sites[int(owned.where[0])]
+        site = _site(owned)
         return Sample("flow.winding", site, values, analyse=partial(self._paths.take, site))
+
+
+def _site(owned: Owned) -> str:
+    """Return the name of the first parameter of an optimizer, which tells it from others."""
+    return owned.sites[int(owned.where[0])]
 
 
 def _followed(parameters: Sequence[Tensor]) -> list[Followed]:
@@ -148,9 +156,13 @@ class Paths:
     """Joins the sketches of all optimizers into one path and looks at it through windows; lives on the worker.
 
     A point is complete when every optimizer has stepped, or when one steps again: one that rested has not moved.
+
+    Attributes:
+        sampled: Whether some of the weights of an optimizer are not followed, by its first parameter.
     """
 
     def __init__(self) -> None:
+        self.sampled: dict[str, bool] = {}
         self._latest: dict[str, Floats] = {}
         self._round: set[str] = set()
         self._joined = False
@@ -186,13 +198,16 @@ class Paths:
     def _join(self) -> Analysed:
         """Add the point that all optimizers make together."""
         point = tuple(self._latest[site] for site in sorted(self._latest))
-        judged = [window.add(point) for window in self._windows]
+        sampled = any(self.sampled.get(site, False) for site in self._latest)
+        judged = [window.add(point, sampled) for window in self._windows]
         if True not in judged:
             return {}
-        seen = [window.statistics for window in self._windows if window.statistics is not None]
-        most = max(seen, key=lambda s: s.winding * s.plane * max(-s.work, 0.0))
-        values = asdict(most) | {"coherence": seen[-1].coherence}  # how long gradients agree shows in the longest
-        out = {METRICS[name]: {RUN_SITE: value} for name, value in values.items() if np.isfinite(value)}
+        seen = [window.statistics for window in self._windows if window.statistics]
+        whole = max(seen, key=lambda s: s[0].winding * s[0].plane * max(-s[0].work, 0.0))
+        out: dict[str, dict[str, float]] = {}
+        for end, most, longest in zip(("", "_error"), whole, seen[-1], strict=False):
+            values = asdict(most) | {"coherence": longest.coherence}  # how long gradients agree shows in the longest
+            out |= {f"{METRICS[name]}{end}": {RUN_SITE: v} for name, v in values.items() if np.isfinite(v)}
         return {**out, RADIUS: dict(zip(sorted(self._latest), self._windows[0].radii, strict=True))}
 
 
@@ -203,10 +218,10 @@ class _Window:
         self._stride = stride
         self._count = 0
         self._points: deque[tuple[Floats, ...]] = deque(maxlen=POINTS)
-        self.statistics: PathStatistics | None = None
+        self.statistics: tuple[PathStatistics, ...] = ()
         self.radii: list[float] = []
 
-    def add(self, point: tuple[Floats, ...]) -> bool:
+    def add(self, point: tuple[Floats, ...], sampled: bool) -> bool:
         """Take a point, the sketches of all optimizers in order; True when the statistics were made anew."""
         self._count += 1
         if self._count % self._stride:
@@ -221,6 +236,8 @@ class _Window:
             np.concatenate([array[:, i * size : (i + 1) * size] for array, size in zip(both, players, strict=True)], 1)
             for i in (0, 1)
         )
-        self.statistics = path_statistics(positions, pulls, players)
+        self.statistics = (path_statistics(positions, pulls, players),)
+        if sampled and min(players) > 1:
+            self.statistics += (path_errors(positions, pulls, players),)
         self.radii = radii(positions, players)
         return True

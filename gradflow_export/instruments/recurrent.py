@@ -34,7 +34,8 @@ LARGE = 2**19
 
 RECURRENT_METRICS = (
     "spectral_radius", "spectral_norm", "lyapunov", "decay", "memory_length", "effective_rank", "rank_share", "length",
-    "spectral_radius_error", "spectral_norm_error", "effective_rank_error",
+    "spectral_radius_error", "spectral_norm_error", "effective_rank_error", "lyapunov_error", "decay_error",
+    "memory_length_error",
 )  # fmt: skip
 
 _PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")

@@ -1,4 +1,8 @@
-"""How attention spreads over its keys, how far heads differ, and whether tokens stay apart."""
+"""How attention spreads over its keys, how far heads differ, and whether tokens stay apart.
+
+What is measured is the ratio of two sums over queries, so that one formula states how far that of a few queries of a
+few samples is from that of all.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SAMPLES, QUERIES = 2, 512
+SAMPLES, QUERIES = 4, 512
 ENTRIES = 2**18
 """Greatest number of attention weights looked at in one call: more keys, fewer queries."""
 
@@ -84,7 +88,7 @@ def masked_logits(
         heads: Heads folded into the batch of a tensor of three dimensions.
 
     Returns:
-        float32, or float64 for such a query; -inf where masked. Shape: ``[<= 2, heads, <= 512, keys]``.
+        float32, or float64 for such a query; -inf where masked. Shape: ``[<= 4, heads, <= 512, keys]``.
     """
     if mask is not None:
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
@@ -132,9 +136,48 @@ def attention_rows(logits: Tensor) -> Rows:
     return Rows(logits, logs, logs.exp().masked_fill(~admissible, 0.0), admissible, keys, keys > 1)
 
 
-def _mean(values: Tensor, rows: Rows, dims: tuple[int, ...]) -> Tensor:
-    """Return the mean over queries that have a choice, NaN when none has."""
-    return torch.where(rows.chosen, values, 0.0).sum(dim=dims) / rows.chosen.sum(dim=dims)
+Terms = tuple[Tensor, Tensor]
+"""What each query adds to the numerator and to the denominator. Shape of both: ``[batch, queries, values]``."""
+
+
+def ratio(terms: Terms) -> Tensor:
+    """Return the values that the terms of queries make together, NaN where there are none. Shape: ``[values]``."""
+    return terms[0].sum(dim=(0, 1)) / terms[1].sum(dim=(0, 1))
+
+
+def ratio_error(terms: Terms, batch: int, queries: int) -> Tensor:
+    """Return the standard errors of these values, absolute, 0 where nothing was left out.
+
+    Args:
+        terms: Of some samples and queries.
+        batch: How many samples there are.
+        queries: How many queries each has.
+
+    Returns:
+        Shape: ``[values]``.
+
+    Source: Cochran 1977, Sampling Techniques, section 10.3, sampling in two stages, of a ratio as in section 6.3.
+    """
+    above, below = terms
+    n, q = above.shape[:2]
+    residual = above - ratio(terms) * below
+    samples = residual.sum(dim=1)
+    between = samples.square().sum(dim=0) * (n / max(n - 1, 1))
+    within = (residual - samples.unsqueeze(1) / q).square().sum(dim=(0, 1)) * (q / max(q - 1, 1))
+    taken, looked = n / max(batch, n), q / max(queries, q)
+    variance = (1.0 - taken) * between + taken * (1.0 - looked) * within
+    return variance.sqrt() / below.sum(dim=(0, 1))
+
+
+def _mean(values: Tensor, rows: Rows) -> Terms:
+    """Return the terms of the mean over heads and queries that have a choice. Shape of values: that of a query's."""
+    of_heads = _head_mean(values, rows)
+    return of_heads[0].sum(dim=2, keepdim=True), of_heads[1].sum(dim=2, keepdim=True)
+
+
+def _head_mean(values: Tensor, rows: Rows) -> Terms:
+    """Return the terms of the mean of each head over queries that have a choice."""
+    return torch.where(rows.chosen, values, 0.0).transpose(1, 2), rows.chosen.to(values.dtype).transpose(1, 2)
 
 
 def entropies(rows: Rows) -> Tensor:
@@ -148,34 +191,34 @@ def entropies(rows: Rows) -> Tensor:
     return -(rows.weights * rows.logs).sum(dim=-1)
 
 
-def mean_entropy(rows: Rows) -> Tensor:
+def mean_entropy(rows: Rows) -> Terms:
     """Return the mean entropy over samples, heads and queries with two or more admissible keys.
 
     Returns:
-        NaN when there is no such query. Shape: scalar. Unit: nats.
+        Terms of one value. Unit: nats.
     """
-    return _mean(entropies(rows), rows, (0, 1, 2))
+    return _mean(entropies(rows), rows)
 
 
-def head_entropies(rows: Rows) -> Tensor:
+def head_entropies(rows: Rows) -> Terms:
     """Return each head's mean entropy, divided by that of uniform attention over the admissible keys.
 
     Returns:
-        In [0, 1]; queries with one admissible key are left out, NaN when no other is there. Shape: ``[heads]``.
+        Terms of a value in [0, 1] for each head; queries with one admissible key are left out.
 
     Source: Zhai et al. 2023, arXiv:2303.06296, normalised by ln #keys.
     """
-    return _mean(entropies(rows) / rows.keys.clamp_min(2).to(rows.logs.dtype).log(), rows, (0, 2))
+    return _head_mean(entropies(rows) / rows.keys.clamp_min(2).to(rows.logs.dtype).log(), rows)
 
 
-def entropy_bound(rows: Rows) -> Tensor:
+def entropy_bound(rows: Rows) -> Terms:
     """Return the least entropy that logits of this size can have, as a mean over queries.
 
     ``ln(1 + (T-1) b) + s sqrt(T (T-1)) b / (1 + (T-1) b)`` with ``b = exp(-s sqrt(T / (T-1)))`` for T admissible keys
     and ``s`` the norm of a row of logits about its mean. Attention close to it has collapsed as far as it can.
 
     Returns:
-        Shape: scalar. Unit: nats.
+        Terms of one value. Unit: nats.
 
     Source: Zhai et al. 2023, arXiv:2303.06296, theorem 3.1, row by row.
     """
@@ -185,26 +228,31 @@ def entropy_bound(rows: Rows) -> Tensor:
     size = torch.linalg.vector_norm(centred, dim=-1)
     b = torch.exp(-size * (count / (count - 1)).sqrt())
     whole = 1 + (count - 1) * b
-    return _mean(whole.log() + size * (count * (count - 1)).sqrt() * b / whole, rows, (0, 1, 2))
+    return _mean(whole.log() + size * (count * (count - 1)).sqrt() * b / whole, rows)
 
 
-def sparsity(rows: Rows) -> Tensor:
+def sparsity(rows: Rows) -> Terms:
     """Return the share of admissible weights that are below a tenth of the uniform weight.
 
     Returns:
-        Shape: scalar, in [0, 1].
+        Terms of one value in [0, 1].
     """
     counted = rows.admissible & rows.chosen.unsqueeze(-1)
     small = rows.weights < (NEAR_ZERO / rows.keys.clamp_min(1).to(rows.weights.dtype)).unsqueeze(-1)
-    return torch.div((small & counted).sum(dtype=rows.weights.dtype), counted.sum())
+    above, below = (
+        flags.sum(dim=(1, 3), dtype=rows.weights.dtype).unsqueeze(2) for flags in (small & counted, counted)
+    )
+    return above, below
 
 
-def head_diversity(rows: Rows) -> Tensor:
+def head_diversity(rows: Rows) -> Terms:
     """Return 1 - the mean cosine between heads of what tells their attention from uniform attention.
 
+    Of t unit vectors u the sum of 1 - the cosine over pairs is ``t / 2 sum |u - mean u|^2``, query by query.
+
     Returns:
-        0 for heads that are all alike, about 1 for unrelated ones, up to 2; NaN for fewer than two heads whose
-        attention is not uniform. Shape: scalar.
+        Terms of one value: 0 for heads that are all alike, about 1 for unrelated ones, up to 2; nothing below the line
+        for fewer than two heads whose attention is not uniform.
 
     Source: definition. A variance across heads of numbers in [0, 1] is at most H / (4 (H - 1)) and tells nothing.
     """
@@ -212,23 +260,27 @@ def head_diversity(rows: Rows) -> Tensor:
     apart = (rows.weights - uniform).flatten(2)
     size = torch.linalg.vector_norm(apart, dim=-1, keepdim=True)
     telling = (apart.abs().amax(dim=-1) >= UNIFORM) & torch.isfinite(size.squeeze(-1))
-    unit = torch.where(telling.unsqueeze(-1), apart / size, 0.0)
-    pairs = (telling.unsqueeze(-1) & telling.unsqueeze(-2)).to(unit.dtype).triu(diagonal=1)
-    return 1.0 - (unit @ unit.transpose(-2, -1) * pairs).sum() / pairs.sum()
+    unit = torch.where(telling.unsqueeze(-1), apart / size, 0.0).reshape(rows.weights.shape)
+    count = telling.sum(dim=1).to(unit.dtype)[:, None, None]
+    mean = unit.sum(dim=1, keepdim=True) / count.clamp_min(1.0).unsqueeze(-1)
+    differing = torch.where(telling[:, :, None, None], unit - mean, 0.0).square().sum(dim=(1, 3)).unsqueeze(2)
+    whole = unit.square().sum(dim=(1, 3)).unsqueeze(2)
+    return 0.5 * count * differing, 0.5 * (count - 1.0).clamp_min(0.0) * whole
 
 
-def head_divergence(rows: Rows) -> Tensor:
+def head_divergence(rows: Rows) -> Terms:
     """Return the Jensen-Shannon divergence of the heads: entropy of their mean less their mean entropy.
 
     Returns:
-        Mean over queries, 0 for heads that are all alike, at most ln(heads). Shape: scalar. Unit: nats.
+        Terms of the mean over queries, 0 for heads that are all alike, at most ln(heads). Unit: nats.
 
     Source: Lin 1991, IEEE Transactions on Information Theory 37.
     """
     joined = rows.weights.mean(dim=1, keepdim=True)
     logs = joined.clamp_min(torch.finfo(joined.dtype).tiny).log()
     spread = (rows.weights * (rows.logs - logs)).sum(dim=-1)
-    return _mean(spread, rows, (0, 1, 2)).clamp_min(0.0)
+    above, below = _mean(spread, rows)
+    return above.clamp_min(0.0), below
 
 
 def max_logit(rows: Rows) -> Tensor:
@@ -242,29 +294,31 @@ def max_logit(rows: Rows) -> Tensor:
     return rows.logits.masked_fill(~rows.admissible, 0.0).abs().amax()
 
 
-def sink_share(rows: Rows) -> Tensor:
+def sink_share(rows: Rows) -> Terms:
     """Return the mean weight of the one key that receives most, averaged over samples and heads.
 
     Returns:
-        Near 1 when all queries look at the same key, as at the first token of a trained language model; queries with
-        one admissible key are left out. Shape: scalar, in [0, 1].
+        Terms of one value in [0, 1], near 1 when all queries look at the same key, as at the first token of a trained
+        language model; queries with one admissible key are left out.
 
     Source: Xiao et al. 2023, arXiv:2309.17453; Gu et al. 2024, arXiv:2410.10781.
     """
-    weight = torch.where(rows.chosen.unsqueeze(-1), rows.weights, 0.0).sum(dim=-2)
-    share = weight.amax(dim=-1) / rows.chosen.sum(dim=-1)
-    counted = rows.chosen.any(dim=-1)
-    return torch.where(counted, share, 0.0).sum() / counted.sum()
+    weight = torch.where(rows.chosen.unsqueeze(-1), rows.weights, 0.0)
+    most = weight.sum(dim=-2, keepdim=True).argmax(dim=-1, keepdim=True)
+    each = rows.chosen.sum(dim=-1, keepdim=True).clamp_min(1).to(weight.dtype).reciprocal()
+    received = weight.take_along_dim(most, dim=-1).squeeze(-1)
+    return (received * each).sum(dim=1).unsqueeze(2), (rows.chosen * each).sum(dim=1).unsqueeze(2)
 
 
-def rank_residual(tokens: Tensor) -> Tensor:
+def rank_residual(tokens: Tensor) -> Terms:
     """Return how much of a sequence tells its tokens apart: ``||X - 1 mean(X)^T||_F / ||X||_F``.
 
     Args:
         tokens: Shape: ``[batch, positions, features]``.
 
     Returns:
-        Mean over samples, 0 when all tokens of each sequence are equal. Shape: scalar, in [0, 1].
+        Terms of the mean over samples in [0, 1], 0 when all tokens of each sequence are equal. Shape of both:
+        ``[batch, 1, 1]``.
 
     Source: Dong, Cordonnier and Loukas 2021, arXiv:2103.03404; ``frob_residue`` of their code.
     """
@@ -274,4 +328,5 @@ def rank_residual(tokens: Tensor) -> Tensor:
     x = x / torch.where(greatest > 0, greatest, 1.0)
     apart = torch.linalg.vector_norm(x - x.mean(dim=1, keepdim=True), dim=(1, 2))
     whole = torch.linalg.vector_norm(x, dim=(1, 2))
-    return torch.div(apart, torch.where(whole > 0, whole, 1.0)).mean()
+    residuals = torch.div(apart, torch.where(whole > 0, whole, 1.0))[:, None, None]
+    return residuals, torch.ones_like(residuals)

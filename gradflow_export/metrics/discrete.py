@@ -51,6 +51,33 @@ def update_scores(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> Tenso
     )
 
 
+def update_errors(actual: Sequence[Tensor], expected: Sequence[Tensor], looked: Sequence[float]) -> Tensor:
+    """Return the standard errors of the lost share and of the effectiveness, where only some rows were looked at.
+
+    Args:
+        actual: As for :func:`update_scores`, rows first. Shape of each: ``[rows, ...]``.
+        expected: Shape of each: that of its partner.
+        looked: Share of the rows that these are.
+
+    Returns:
+        Absolute, float64; 0 where all rows were looked at. Shape: ``[2, len(actual)]``.
+
+    Source: Cochran 1977, Sampling Techniques, section 6.3: ratios of sums over rows.
+    """
+    out = []
+    for change, meant, share in zip(actual, expected, looked, strict=True):
+        # Of a single row nothing shows how far others are from it, but how far its entries are from each other.
+        d, e = (each.flatten(1) if len(each) > 1 else each.reshape(-1, 1) for each in (change, meant))
+        lost = ((e != 0) & (d == 0)).sum(dim=1), (e != 0).sum(dim=1)
+        squares = torch.stack([d.square().sum(dim=1), e.square().sum(dim=1)])
+        arrived = (d * e).sum(dim=1), squares[squares.sum(dim=1).argmax()]
+        factor = (1.0 - share) * len(d) / max(len(d) - 1, 1)
+        for above, below in (lost, arrived):
+            off = above - below * (above.sum() / below.sum())
+            out.append((off.double().square().sum() * factor).sqrt() / below.sum())
+    return torch.stack(out).reshape(-1, 2).T
+
+
 def _sums(actual: Tensor, expected: Tensor) -> Tensor:
     d, e = actual.reshape(-1), expected.reshape(-1)
     meant, moved = e != 0, d != 0

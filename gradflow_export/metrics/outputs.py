@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gradflow_export.metrics.arrays.algebra import singular_values
+from gradflow_export.metrics.arrays.algebra import eigenvectors, product, singular_values
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.arrays.norms import l2_norm, l2_norms
 
@@ -18,6 +18,9 @@ SPREAD_ROWS, SPREAD_FEATURES = 32, 64
 RANK_ROWS, RANK_FEATURES = 256, 512
 RANK_ENTRIES = 2**17
 """Entries of all blocks together that ranks are taken of; as many batches as are pooled lie in memory."""
+
+RANK_ROUNDING = 1e-12
+"""Share of the greatest squared singular value below which one is rounding."""
 
 
 def output_rms(output: Tensor) -> Tensor:
@@ -112,6 +115,46 @@ def ranks(rows: npt.NDArray[np.floating]) -> tuple[float, float]:
     spectrum = singular_values(matrix)
     greatest = float(spectrum.max(initial=0.0))
     return rank_of_spectrum(spectrum), float(np.square(spectrum / greatest).sum()) if greatest > 0 else 0.0
+
+
+def rank_errors(rows: npt.NDArray[np.floating], left_out: Sequence[float]) -> tuple[float, float]:
+    """Return the standard errors of both ranks as shares of them, by what each row and each feature adds to them.
+
+    Args:
+        rows: As for :func:`ranks`. Shape: ``[rows, features]``.
+        left_out: Share of all rows, and of all features, that is not among them.
+
+    Returns:
+        0 where nothing was left out, all rows are equal, or any entry is not finite.
+
+    Source: infinitesimal jackknife, Efron 1982, The Jackknife, the Bootstrap and Other Resampling Plans, section 6.
+    """
+    matrix = np.array(rows, dtype=np.float64)
+    if not any(left_out) or not np.isfinite(matrix).all() or (matrix == matrix[:1]).all():
+        return 0.0, 0.0
+    matrix -= matrix.mean(axis=0)
+    matrix /= np.abs(matrix).max()
+    wide = len(matrix) < matrix.shape[1]
+    matrix = np.ascontiguousarray(matrix.T) if wide else matrix
+    squares, vectors = eigenvectors(product(np.ascontiguousarray(matrix.T), matrix))
+    kept = squares > RANK_ROUNDING * squares[-1]
+    squares, vectors = squares[kept], np.ascontiguousarray(vectors[:, kept])
+    sizes = np.sqrt(squares)
+    shares = sizes / sizes.sum()
+    logs = np.log(shares)
+    # What one more of a row adds to the logarithm of either rank, by the parts of the squares that it has.
+    slopes = np.stack(
+        [((shares * logs).sum() - logs) / (2.0 * sizes * sizes.sum()), np.full(len(sizes), 1 / squares.sum())]
+    )
+    slopes[1, -1] -= 1.0 / squares[-1]
+    variance = np.zeros(2)
+    for parts, share in zip(
+        (np.square(product(matrix, vectors)), np.square(vectors) * squares), left_out[:: 1 - 2 * wide], strict=True
+    ):
+        added = product(parts, np.ascontiguousarray(slopes.T))
+        variance += share * np.square(added).sum(axis=0) * len(added) / max(len(added) - 1, 1)
+    effective, stable = np.sqrt(variance).tolist()
+    return effective, stable
 
 
 def rank_of_spectrum(singular_values: npt.NDArray[np.float64]) -> float:

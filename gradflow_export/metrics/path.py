@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,26 @@ def path_statistics(positions: Floats, gradients: Floats, players: Sequence[int]
         turning=float(np.arccos(np.minimum(np.maximum(cosines, -1.0), 1.0)).mean()),
         coherence=coherence(gradients)[1],
     )
+
+
+def path_errors(positions: Floats, gradients: Floats, players: Sequence[int]) -> PathStatistics:
+    """Return the standard error of each statistic where the entries are some of all weights.
+
+    Half the difference between what either half of each player's entries says by itself.
+
+    Args:
+        positions: As for :func:`path_statistics`.
+        gradients: The gradients there.
+        players: Entries of each player, in order; at least 2 each.
+
+    Source: the method of random groups, Wolter 2007, Introduction to Variance Estimation, section 2.2.
+    """
+    places = np.concatenate([np.arange(size) for size in players])
+    halves = []
+    for odd in (0, 1):
+        own = [(size + 1 - odd) // 2 for size in players]
+        halves.append(astuple(path_statistics(positions[:, places % 2 == odd], gradients[:, places % 2 == odd], own)))
+    return PathStatistics(*(0.5 * abs(a - b) for a, b in zip(*halves, strict=True)))
 
 
 def radii(positions: Floats, players: Sequence[int]) -> list[float]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.metrics.arrays.algebra import product, singular_values
+from gradflow_export.metrics.arrays.two_stages import error_of_exponent, error_of_states
 from gradflow_export.metrics.outputs import rank_of_spectrum
 from gradflow_export.metrics.spectra import spectral_norm, spectral_radius
 from gradflow_export.records.statistics import median
@@ -192,6 +193,7 @@ class Dynamics:
         radius_error: Standard error of ``spectral_radius`` as a share of it; 0 where all states were taken.
         norm_error: The same of ``spectral_norm``.
         rank_error: The same of ``effective_rank``.
+        lyapunov_error: Standard error of ``lyapunov``, per step; 0 where all sequences were run to their end.
     """
 
     spectral_radius: float
@@ -202,6 +204,7 @@ class Dynamics:
     radius_error: float = 0.0
     norm_error: float = 0.0
     rank_error: float = 0.0
+    lyapunov_error: float = 0.0
 
     @property
     def decay(self) -> float:
@@ -265,7 +268,14 @@ def largest_lyapunov(chains: Sequence[Sequence[Step]], lengths: Sequence[Sequenc
 
     Source: Benettin et al. 1980, Meccanica 15; Engelken et al. 2023, arXiv:2006.02427, eq. 8.
     """
+    logs, _ = _exponents(chains, lengths)
+    return float(np.mean(logs)) if logs else math.nan
+
+
+def _exponents(chains: Sequence[Sequence[Step]], lengths: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
+    """Return the exponent of each sequence, and the variance of its steps over their number."""
     logs: list[float] = []
+    scatter: list[float] = []
     for steps, ends in zip(chains, lengths, strict=True):
         if not steps:
             continue
@@ -276,31 +286,37 @@ def largest_lyapunov(chains: Sequence[Sequence[Step]], lengths: Sequence[Sequenc
         directions = np.tile(start / np.linalg.norm(start), (batch, 1))
         directions, _ = _push(steps, directions, ends)
         _, grown = _push(steps, directions, ends)
-        logs.extend(float(total) / end for total, end in zip(grown, ends, strict=True) if end > 0)
-    return float(np.mean(logs)) if logs else math.nan
+        each = [grown[:end, row] for row, end in enumerate(ends) if end > 0]
+        logs.extend(float(own.mean()) for own in each)
+        with np.errstate(invalid="ignore"):  # of a layer that forgets everything
+            scatter.extend(float(own.var(ddof=1)) / len(own) if len(own) > 1 else 0.0 for own in each)
+    return logs, scatter
 
 
 def _push(steps: Sequence[Step], directions: Floats, ends: Sequence[int]) -> tuple[Floats, Floats]:
-    """Push a direction along each sequence; return where it ends and the logarithm of its growth."""
-    grown, last = np.zeros(len(directions)), np.asarray(ends)
+    """Push a direction along each sequence; return where it ends and the logarithms of its growth at each step."""
+    grown, last = np.zeros((len(steps), len(directions))), np.asarray(ends)
     for time, step in enumerate(steps):
         moved = step.push(directions)
         sizes = np.linalg.norm(moved, axis=1)
         going = last > time
         with np.errstate(divide="ignore"):
-            grown += np.where(going, np.log(sizes), 0.0)
+            grown[time] = np.where(going, np.log(sizes), 0.0)
         usable = going & (sizes > 0)
         directions = np.where(usable[:, None], moved / np.where(usable, sizes, 1.0)[:, None], directions)
     return directions, grown
 
 
-def dynamics(chains: Sequence[Sequence[Step]], lengths: Sequence[Sequence[int]], batch: int = 0) -> Dynamics:
+def dynamics(
+    chains: Sequence[Sequence[Step]], lengths: Sequence[Sequence[int]], batch: int = 0, whole: int = 0
+) -> Dynamics:
     """Measure what the one-step Jacobians of a layer do along sampled sequences.
 
     Args:
         chains: Steps of each group of sequences, all of one layer and at least one of them not empty.
         lengths: For each group, steps of each of its sequences.
         batch: Of how many sequences these are some; 0 for no others.
+        whole: How many steps the longest sequence has, where it was not run to its end.
 
     Source: Pascanu et al. 2013, arXiv:1211.5063; Roy and Vetterli 2007, EUSIPCO.
     """
@@ -330,50 +346,16 @@ def dynamics(chains: Sequence[Sequence[Step]], lengths: Sequence[Sequence[int]],
         else:
             norms.append(spectral_norm(jacobian))
     owners = [places[place][2] for place in chosen]
+    logs, scatter = _exponents(chains, lengths)
+    errors = [error_of_states(np.array(values), owners, len(places), batch) for values in (radii, norms, ranks)]
     return Dynamics(
         median(np.array(radii)),
         median(np.array(norms)),
-        largest_lyapunov(chains, lengths),
+        float(np.mean(logs)),
         median(np.array(ranks)) if ranks else math.nan,
         dimension,
-        *(_error(np.array(values), owners, len(places), batch) for values in (radii, norms, ranks)),
+        errors[0],
+        errors[1],
+        errors[2],
+        error_of_exponent(np.array(logs), np.array(scatter), batch, max(map(max, lengths)) / max(whole, 1)),
     )
-
-
-def _error(values: Floats, owners: Sequence[tuple[int, int]], whole: int, batch: int) -> float:
-    """Return the standard error of the median of states of some sequences, as a share of it.
-
-    Args:
-        values: One for each state; a single NaN where one is not finite. Shape: ``[n]``.
-        owners: The sequence of each.
-        whole: How many states these sequences have.
-        batch: Of how many sequences these are some.
-
-    Source: Cochran 1977, Sampling Techniques, section 10.3: sampling in two stages.
-    """
-    error, centre = error_of_median(values, whole), median(values) if len(values) else math.nan
-    every = sorted(set(owners))
-    if len(every) >= batch or len(values) < max(len(owners), 2) or not centre > 0:
-        return error
-    own = [median(np.array([v for v, owner in zip(values, owners, strict=True) if owner == one])) for one in every]
-    # Of a single sequence nothing shows how far others are from it, but how far its states are from each other.
-    apart = np.array(own) if len(own) > 1 else values
-    between = float(apart.std(ddof=1)) * math.sqrt((1.0 - len(every) / batch) / len(every))
-    return math.hypot(error, between / centre)
-
-
-def error_of_median(values: Floats, whole: int) -> float:
-    """Return the standard error of the median of a sample, as a share of it; 0 where it is no sample.
-
-    Args:
-        values: The sample. Shape: ``[n]``.
-        whole: How many there are of which it was taken.
-
-    Source: Kendall and Stuart 1977, The Advanced Theory of Statistics, section 10.10: ``(pi / 2)^(1/2) s / n^(1/2)``
-    for a normal population; Cochran 1977, Sampling Techniques, section 2.6, for a finite one.
-    """
-    centre = median(values) if len(values) else math.nan
-    if len(values) >= whole or len(values) < 2 or not centre > 0:
-        return 0.0
-    spread = float(values.std(ddof=1)) * math.sqrt((1.0 - len(values) / whole) / len(values))
-    return math.sqrt(0.5 * math.pi) * spread / centre

@@ -91,7 +91,7 @@ class Unrolled:
             runs = [_run(layers, self.directions, sequence) for sequence in sequences]
             for place, layout in enumerate(self.layers):
                 chains, lengths = zip(*(each[place] for each in runs), strict=True)
-                for name, value in _values(dynamics(chains, lengths, batch), length).items():
+                for name, value in _values(dynamics(chains, lengths, batch, length), length).items():
                     out.setdefault(f"recurrent.{name}", {})[layout.site] = value
         return out
 
@@ -188,6 +188,9 @@ def _values(found: Dynamics, length: int) -> dict[str, float]:
         "length": float(length),
         "spectral_radius_error": found.radius_error,
         "spectral_norm_error": found.norm_error,
+        "lyapunov_error": found.lyapunov_error,
+        "decay_error": found.lyapunov_error,
+        "memory_length_error": found.lyapunov_error / -found.lyapunov if found.lyapunov < 0 else 0.0,
     }
     if found.dimension <= RANK_DIMENSION:
         rank = found.effective_rank

@@ -14,6 +14,7 @@ from gradflow_export.records.step_record import IssueType, Reading, Severity, St
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
+from gradflow_export.rules.sampled import likely, most_at_first, off, site_margins
 from gradflow_export.rules.signals import Floats, converged, solved
 
 LEARNED = 0.2
@@ -36,8 +37,7 @@ def _by_layer(reading: Reading) -> Iterator[tuple[str, list[int]]]:
 
 def _rests_on_a_sink(record: StepRecord, layer: str, share: float) -> bool:
     """Whether a layer's queries mostly look at one and the same key, which trained models do to do nothing."""
-    value = record.value("attention.sink", layer)
-    return value is not None and value >= share
+    return likely(record, "attention.sink", layer)[2] >= share
 
 
 def _loss_at(history: History, step: int) -> float:
@@ -54,7 +54,7 @@ def _learned(history: History, metric: str, sites: list[str], healthy: float, *,
     was last healthy (since the first step, where that is too long ago) indicates learning; one that has not, a fault.
 
     Args:
-        history: Holds ``metric`` and ``loss``.
+        history: Holds ``metric``, its error, and ``loss``.
         metric: What is ill.
         sites: Where; the greatest value of these counts.
         healthy: Least healthy value.
@@ -62,17 +62,14 @@ def _learned(history: History, metric: str, sites: list[str], healthy: float, *,
     """
     series, loss = history.at_sites(metric), history.run("loss")
     columns = [series.sites.index(site) for site in sites if site in series.sites]
-    if not columns or loss.count == 0 or bool((series.first[columns] < least).all()):
+    if not columns or loss.count == 0 or bool((most_at_first(history, metric)[columns] < least).all()):
         return False
-    shown = np.where(series.present, series.values, -np.inf)[:, columns].max(axis=1)
+    most = series.values + site_margins(history, metric)
+    shown = np.where(series.present, most, -np.inf)[:, columns].max(axis=1)
     well = np.flatnonzero(shown >= healthy)
     before = _loss_at(history, int(series.steps[well[-1]])) if well.size else loss.first
-    now = median(_finite(loss.values[-5:]))
+    now = median(loss.values[-5:][np.isfinite(loss.values[-5:])])
     return bool(now < before - LEARNED * abs(before))
-
-
-def _finite(values: Floats) -> Floats:
-    return values[np.isfinite(values)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +94,7 @@ class AttentionCollapse(Rule):
 
     name: ClassVar[str] = "attention-collapse"
     needs: ClassVar[tuple[str, ...]] = ("attention.entropy",)
-    remembers: ClassVar[tuple[str, ...]] = ("attention.entropy", "loss")
+    remembers: ClassVar[tuple[str, ...]] = ("attention.entropy", "attention.entropy_error", "loss")
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -105,12 +102,13 @@ class AttentionCollapse(Rule):
         reading = reading_of(record, "attention.entropy")
         if solved(history) or converged(history):
             return ()
+        most = reading.values + off(record, reading)
         ill: list[tuple[str, float]] = []
         series, later = history.at_sites("attention.entropy"), False
         for layer, heads in _by_layer(reading):
             highest = float(reading.values[heads].max())
             sites = [reading.sites[index] for index in heads]
-            if highest >= self.entropy or _rests_on_a_sink(record, layer, self.sink):
+            if most[heads].max() >= self.entropy or _rests_on_a_sink(record, layer, self.sink):
                 continue
             if not _learned(history, "attention.entropy", sites, self.healthy, least=self.entropy):
                 ill.append((layer, highest))
@@ -166,7 +164,7 @@ class HeadRedundancy(Rule):
 
     name: ClassVar[str] = "head-redundancy"
     needs: ClassVar[tuple[str, ...]] = ("attention.diversity",)
-    remembers: ClassVar[tuple[str, ...]] = ("attention.diversity", "loss")
+    remembers: ClassVar[tuple[str, ...]] = ("attention.diversity", "attention.diversity_error", "loss")
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -174,7 +172,7 @@ class HeadRedundancy(Rule):
         reading = reading_of(record, "attention.diversity")
         if solved(history) or converged(history):
             return ()
-        low = only(reading, reading.values < self.diversity)
+        low = only(reading, reading.values + off(record, reading) < self.diversity)
         layers = tuple(
             layer
             for layer in low.sites
@@ -238,13 +236,13 @@ class RankCollapse(Rule):
         if solved(history) or converged(history):
             return ()
         found = []
-        for sites, before, after in stacks(record):
-            limit = min(self.residual, self.share * float(before[0]))
-            if not (limit > 0 and float(before[-1]) < limit and float(after[-1]) < limit):
+        for sites, (least, before, most), (_, after, most_after) in stacks(record):
+            limit = min(self.residual, self.share * float(least[0]))
+            if not (limit > 0 and most[-1] < limit and most_after[-1] < limit):
                 continue
             # The last block that was given tokens that differ.
             start = int(np.flatnonzero(before >= limit)[-1])
-            if after[start] >= self.healthy:
+            if most_after[start] >= self.healthy:
                 continue  # it left them so: what made them the same is no attention, but a bottleneck after it
             found.append(self._finding(sites[start:], float(after[-1]), float(before[0]), limit))
         return tuple(found)
@@ -262,17 +260,21 @@ class RankCollapse(Rule):
 
 
 def stacks(record: StepRecord) -> Iterator[tuple[tuple[str, ...], Floats, Floats]]:
-    """Yield each list of two or more blocks with its finite residuals, before and after: a decoder is judged apart."""
+    """Yield each list of two or more blocks with its finite residuals, before and after: a decoder is judged apart.
+
+    Of each residual the least that it may be, what was read, and the greatest. Shape of both: ``[3, blocks]``.
+    """
     entered = reading_of(record, "block.input_residual").as_dict()
-    stacks: dict[str, list[tuple[str, float, float]]] = {}
+    stacks: dict[str, list[str]] = {}
     for site, left in reading_of(record, "block.rank_residual").as_dict().items():
         came = entered.get(site)
         if left is not None and came is not None and math.isfinite(left) and math.isfinite(came):
-            stacks.setdefault(site.rpartition(".")[0], []).append((site, came, left))
+            stacks.setdefault(site.rpartition(".")[0], []).append(site)
     for blocks in stacks.values():
         if len(blocks) > 1:
-            sites, before, after = zip(*blocks, strict=True)
-            yield tuple(sites), np.array(before, dtype=np.float64), np.array(after, dtype=np.float64)
+            ends = ([likely(record, f"block.{m}_residual", site) for site in blocks] for m in ("input", "rank"))
+            before, after = (np.array(each, dtype=np.float64).T for each in ends)
+            yield tuple(blocks), before, after
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,7 +298,8 @@ class FixedEntropy(Rule):
         """Compare each layer's mean."""
         reading = reading_of(record, "attention.entropy")
         means = {layer: float(reading.values[heads].mean()) for layer, heads in _by_layer(reading)}
-        low = tuple(layer for layer, mean in means.items() if mean < self.threshold)
+        far = {layer: float(off(record, reading)[heads].mean()) for layer, heads in _by_layer(reading)}
+        low = tuple(layer for layer, mean in means.items() if mean + far[layer] < self.threshold)
         if not low:
             return ()
         value = means[low[0]]

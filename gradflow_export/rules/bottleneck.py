@@ -15,6 +15,7 @@ from gradflow_export.rules.attention import stacks
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
+from gradflow_export.rules.sampled import margin
 from gradflow_export.rules.signals import Chain, chains, inside, outlying, owner, solved, stuck
 
 
@@ -149,6 +150,7 @@ class RankBottleneck(Rule):
 
     def _judge(self, record: StepRecord, links: Chain, waist: float) -> Finding | None:
         ranks, rows = np.exp(links.logs), reading_of(record, "block.rank_rows").as_dict()
+        off = [margin(record, "block.effective_rank", site) for site in links.sites]
         unseen = np.array([1.0 / max((rows.get(site) or math.inf) - 1.0, 1.0) for site in links.sites])
         for index in range(1, len(ranks) - (links.ends is not False)):
             after, block = float(ranks[index]), links.sites[index]
@@ -157,9 +159,10 @@ class RankBottleneck(Rule):
             before = float(ranks[index - 1]) / (1.0 + fewer * float(ranks[index - 1]))
             if links.joined is not None and not links.joined[index - 1]:
                 continue
+            # Later blocks are read at the same rows: what those leave out is no difference between the two.
             if (
-                before >= self.least
-                and after <= self.ratio * before
+                before - off[index - 1] >= self.least
+                and after + off[index] <= self.ratio * (before - off[index - 1])
                 and ranks[index + 1 :].max(initial=0) >= waist * after
             ):
                 shut = record.value("block.gradient_norm", links.sites[index - 1]) == 0.0  # what lies between lost all
@@ -207,9 +210,9 @@ class TokenBottleneck(Rule):
         """Judge what lies between the blocks of each stack of this record."""
         found = []
         for sites, before, after in stacks(record) if not solved(history) else ():
-            for index in np.flatnonzero((after[:-1] >= self.healthy) & (before[1:] < self.residual)):
+            for index in np.flatnonzero((after[0, :-1] >= self.healthy) & (before[2, 1:] < self.residual)):
                 block = _between(reading_of(record, "block.gradient_norm").sites, sites[index], sites[index + 1])
-                left, came = float(after[index]), float(before[index + 1])
+                left, came = float(after[1, index]), float(before[1, index + 1])
                 message = (
                     f"the deviation of the tokens of a sequence from their mean is {number(left)} of their norm "
                     f"after {sites[index]} and {number(came)} before {sites[index + 1]}: {block} makes them the "

@@ -97,6 +97,7 @@ class LearningRate(Rule):
         "gradient.cosine",
         "gradient.cosine_error",
         "gradient.coherence",
+        "gradient.coherence_error",
         "loss.over_constant",
         "parameter.momentum_steps",
     )

@@ -17,6 +17,7 @@ from gradflow_export.records.step_record import FloatArray, Issue, IssueType, Re
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History, SiteSeries
+from gradflow_export.rules.sampled import likely
 from gradflow_export.rules.signals import connected, connections, converged, follows, owner, taking_turns
 
 NOT_OWNED = "not in an optimizer"
@@ -209,12 +210,12 @@ class LostUpdates(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the updates of this record."""
-        share, arrived = record.value("update.lost_share"), record.value("update.effectiveness")
-        each = record.get("parameter.lost_share")
-        if share is None or arrived is None or each is None or converged(history):
+        least, share, _ = likely(record, "update.lost_share")
+        each, arrived = record.get("parameter.lost_share"), likely(record, "update.effectiveness")[2]
+        if each is None or converged(history):
             return ()
-        grave = share >= self.lost and arrived <= self.effectiveness
-        if not grave and (share < self.most or arrived > self.part or _on_grids(record)):
+        grave = least >= self.lost and arrived <= self.effectiveness
+        if not grave and (not (least >= self.most and arrived <= self.part) or _on_grids(record)):
             return ()
         order = np.argsort(-np.where(each.present, each.values, -1.0), kind="stable")
         layers = tuple(each.sites[i] for i in order if each.present[i] and each.values[i] >= self.most)

@@ -11,6 +11,7 @@ from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import reading_of
 from gradflow_export.rules.history import History
+from gradflow_export.rules.sampled import likely
 from gradflow_export.rules.signals import solved, stuck
 
 COMPOSES = 8
@@ -51,16 +52,17 @@ class Memory:
         return self.length * math.log(self.radius) if self.radius > 0 else -math.inf
 
 
-def memories(record: StepRecord) -> tuple[Memory, ...]:
-    """Return what each recurrent layer of a record keeps; layers without finite values are left out."""
-    decay, radius, length = (
-        reading_of(record, f"recurrent.{name}").as_dict() for name in ("decay", "spectral_radius", "length")
-    )
+def memories(record: StepRecord) -> tuple[tuple[Memory, ...], ...]:
+    """Return the least that each recurrent layer may keep, what was read of it, and the most.
+
+    Layers without finite values are left out.
+    """
     out = []
-    for site, steps in length.items():
-        value = decay.get(site) if steps is not None and steps >= COMPOSES else radius.get(site)
-        if steps is not None and value is not None and math.isfinite(value) and math.isfinite(steps) and value >= 0:
-            out.append(Memory(site, value, steps))
+    for site, steps in reading_of(record, "recurrent.length").as_dict().items():
+        metric = "recurrent.decay" if steps is not None and steps >= COMPOSES else "recurrent.spectral_radius"
+        ends = likely(record, metric, site)
+        if steps is not None and math.isfinite(ends[1]) and math.isfinite(steps) and ends[1] >= 0:
+            out.append(tuple(Memory(site, radius, steps) for radius in ends))
     return tuple(out)
 
 
@@ -96,25 +98,27 @@ class Subcritical(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge each recurrent module by the layer of it that remembers best."""
-        modules: dict[str, list[Memory]] = {}
+        modules: dict[str, list[tuple[Memory, ...]]] = {}
         for memory in memories(record):
-            modules.setdefault(memory.module, []).append(memory)
+            modules.setdefault(memory[1].module, []).append(memory)
         findings = []
         for layers in modules.values():
-            best = max(layers, key=lambda memory: memory.radius)
-            if best.length < self.least or best.steps >= best.length:
+            _, best, most = max(layers, key=lambda memory: memory[2].radius)
+            if best.length < self.least or most.steps >= best.length:
                 continue
-            if best.radius < self.forgets:
+            if most.radius < self.forgets:
                 if not 0 <= history.run("loss").low < self.learned * history.run("loss").first:
                     severity = Severity.HIGH if 2 * best.radius < self.forgets else Severity.MEDIUM
                     findings.append(self._finding(layers, best, severity, self.forgets, ""))
-            elif best.radius < self.band and stuck(history):
+            elif most.radius < self.band and stuck(history):
                 also = " and the loss has not fallen by a tenth since the first steps"
                 findings.append(self._finding(layers, best, Severity.LOW, self.band, also))
         return tuple(findings)
 
-    def _finding(self, layers: list[Memory], best: Memory, severity: Severity, threshold: float, also: str) -> Finding:
-        sites = tuple(memory.site for memory in layers)
+    def _finding(
+        self, layers: list[tuple[Memory, ...]], best: Memory, severity: Severity, threshold: float, also: str
+    ) -> Finding:
+        sites = tuple(memory[1].site for memory in layers)
         message = (
             f"the state of {some(sites)} keeps {number(100 * best.radius)} % of a gradient per step back in time: a "
             f"tenth is left after {number(best.steps)} of {number(best.length)} time steps{also}."
@@ -164,7 +168,8 @@ class Supercritical(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge each layer and direction."""
         least = self.growth if not solved(history, self.learned) else math.inf if solved(history) else self.harm
-        found = [m for m in memories(record) if m.radius > self.band and m.log_growth > math.log(least)]
+        judged = (each for each in memories(record) if each[0].radius > self.band)
+        found = [memory for low, memory, _ in judged if low.log_growth > math.log(least)]
         if not found:
             return ()
         worst = max(found, key=lambda memory: memory.log_growth)

@@ -9,6 +9,7 @@ from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import reading_of
 from gradflow_export.rules.history import History
+from gradflow_export.rules.sampled import likely
 from gradflow_export.rules.signals import solved
 
 
@@ -42,11 +43,10 @@ class Rotation(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the path that this record reports."""
-        turns, plane, growth, work = (record.value(f"flow.{name}") for name in ("winding", "plane", "growth", "work"))
-        if turns is None or plane is None or growth is None or work is None:
-            return ()
-        round_ = turns >= self.winding and plane >= self.plane and growth >= self.growth and work <= self.work
-        if not round_ or solved(history):
+        names = ("winding", "plane", "growth", "work")
+        least, (turns, plane, growth, _), most = zip(*(likely(record, f"flow.{name}") for name in names), strict=True)
+        limits = zip((*least[:3], -most[3]), (self.winding, self.plane, self.growth, -self.work), strict=True)
+        if not all(value >= limit for value, limit in limits) or solved(history):
             return ()
         message = (
             f"limit cycle: the weights completed {number(turns)} orbits within the window, {number(100 * plane)} % "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,12 @@ def margin(record: StepRecord, metric: str, site: str = "") -> float:
     """
     error = record.value(spec(metric).error, site)
     return 0.0 if error is None else float(_margin(metric, error, record.value(metric, site) or 0.0))
+
+
+def likely(record: StepRecord, metric: str, site: str = "") -> tuple[float, float, float]:
+    """Return the least that a value of a record may be, the value, and the greatest; NaN where it is missing."""
+    value, far = record.value(metric, site), margin(record, metric, site)
+    return (math.nan, math.nan, math.nan) if value is None else (value - far, value, value + far)
 
 
 def off(record: StepRecord, reading: Reading) -> Floats:
@@ -58,14 +65,14 @@ def agreement(history: History) -> float:
     """Return the mean cosine between gradients of a long window; of consecutive ones where the path is not known.
 
     It is not 0 where nothing that the weights did has changed what is asked of them. The rule must remember
-    ``gradient.coherence``, ``gradient.cosine`` and its error.
+    ``gradient.coherence``, ``gradient.cosine`` and their errors.
 
     Returns:
         0 for fewer than 20 gradients.
     """
     cosines = (history.run("gradient.cosine").values - margins(history, "gradient.cosine"))[-30:]
-    long = history.run("gradient.coherence").last
-    return 0.0 if len(cosines) < 20 else median(cosines) if np.isnan(long) else long
+    long = (history.run("gradient.coherence").values - margins(history, "gradient.coherence"))[-1:]
+    return 0.0 if len(cosines) < 20 else float(long[0]) if len(long) else median(cosines)
 
 
 def site_margins(history: History, metric: str) -> Floats:
@@ -80,6 +87,13 @@ def site_margins(history: History, metric: str) -> Floats:
         (to, at), (column, place) = np.array(mine).T, np.array(where).T
         told[np.ix_(to, column)] = np.where(errors.present, errors.values, 0.0)[np.ix_(at, place)]
     return _margin(metric, told, past.values)
+
+
+def most_at_first(history: History, metric: str) -> Floats:
+    """Return the greatest that the first value of each site may have been. Shape: ``[sites]``."""
+    past, errors = history.at_sites(metric), history.at_sites(spec(metric).error)
+    told = dict(zip(errors.sites, errors.first.tolist(), strict=True))
+    return past.first + _margin(metric, [told.get(site, 0.0) for site in past.sites], past.first)
 
 
 def _margin(metric: str, errors: npt.ArrayLike, values: npt.ArrayLike) -> Floats:

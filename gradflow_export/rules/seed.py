@@ -15,6 +15,7 @@ from gradflow_export.records.step_record import IssueType, Reading, Severity, St
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
+from gradflow_export.rules.sampled import off
 from gradflow_export.rules.signals import owner
 
 _CLIP = "lower the learning rate or clip: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)."
@@ -61,7 +62,8 @@ class _OfParameters(_Fixed):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Compare every value with the threshold."""
         reading = reading_of(record, self.needs[0])
-        beyond = reading.values < self.threshold if self.least else reading.values > self.threshold
+        far = off(record, reading)
+        beyond = reading.values + far < self.threshold if self.least else reading.values - far > self.threshold
         if "parameter.trainable" in self.remembers:
             beyond &= ~_frozen(record, reading, history)
         ill = self._at_fault(only(reading, beyond & np.isfinite(reading.values)), reading)

@@ -78,6 +78,7 @@ class WeightDecay(Rule):
         "parameter.added_decay",
         "parameter.gradient_norm",
         "gradient.coherence",
+        "gradient.coherence_error",
         "gradient.cosine",
         "gradient.cosine_error",
     )

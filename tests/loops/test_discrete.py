@@ -209,3 +209,20 @@ def test_many_parameters_take_turns(monkeypatch):
     assert read[0] | read[1] == {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert (read[2], read[3]) == (read[0], read[1])
     assert all(record.value("update.lost_share") is not None for record in memory.records)
+
+
+@pytest.mark.parametrize("width", [8, 1024])
+def test_what_some_rows_of_a_matrix_say_carries_an_error_and_what_all_say_none(width):
+    """Where a tensor has more entries than are looked at in one step, lost share and effectiveness are estimates."""
+    torch.manual_seed(0)
+    model = nn.Linear(width, width).bfloat16()
+    optimizer, memory = SGD(model.parameters()), MemoryWriter()
+    with Exporter(model, backends=[memory], strict=True).watch():
+        for _ in range(2):
+            plain_loop(model, optimizer, torch.randn(4, width).bfloat16())
+    record = memory.records[0]
+    assert (record.value("parameter.read_share", "weight") < 1) == (width > 8)
+    for name in ("parameter.lost_share", "parameter.update_effectiveness", "update.lost_share", "update.effectiveness"):
+        error = record.get(f"{name}_error")
+        assert record.get(name) is not None
+        assert (error is not None and error.values.max() > 0) == (width > 8)

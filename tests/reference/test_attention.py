@@ -1,28 +1,39 @@
 """Attention metrics against slow twins in plain Python, and against values known from theory."""
 
 import math
+from functools import wraps
 from itertools import combinations
+from statistics import median
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from gradflow_export.metrics import attention as terms_of
 from gradflow_export.metrics.attention import (
     attention_rows,
     entropies,
-    entropy_bound,
-    head_divergence,
-    head_diversity,
-    head_entropies,
     masked_logits,
     max_logit,
-    mean_entropy,
-    rank_residual,
+    ratio,
+    ratio_error,
     sampled_scores,
-    sink_share,
-    sparsity,
 )
+
+
+def value_of(measure):
+    """Return a measure that gives the value its terms make."""
+    return wraps(measure)(lambda given: ratio(measure(given)))
+
+
+entropy_bound, head_divergence, head_diversity, head_entropies, mean_entropy, rank_residual, sink_share, sparsity = (
+    value_of(getattr(terms_of, name))
+    for name in (
+        "entropy_bound", "head_divergence", "head_diversity", "head_entropies", "mean_entropy", "rank_residual",
+        "sink_share", "sparsity",
+    )
+)  # fmt: skip
 
 
 def softmax(row):
@@ -164,13 +175,13 @@ def test_weights_equal_those_that_multihead_attention_returns():
     torch.testing.assert_close(attention_rows(masked_logits(q, k)).weights, returned, rtol=0, atol=1e-12)
 
 
-def test_samples_are_two_sequences_and_evenly_spaced_queries_with_the_last():
-    """Whatever the batch and length, at most two samples and 512 queries are looked at, in their order."""
+def test_samples_are_few_sequences_and_evenly_spaced_queries_with_the_last():
+    """Whatever the batch and length, at most four samples and 512 queries are looked at, in their order."""
     q, k = torch.randn(5, 1, 1030, 2), torch.randn(5, 1, 9, 2)
     logits, whole = masked_logits(q, k), q @ k.transpose(-2, -1) / math.sqrt(2)
-    assert logits.shape[0] == 2
+    assert logits.shape[0] == 3
     assert 256 <= logits.shape[2] <= 512
-    torch.testing.assert_close(logits[:, :, -1], whole[[0, 3], :, -1])
+    torch.testing.assert_close(logits[:, :, -1], whole[[0, 2, 4], :, -1])
     torch.testing.assert_close(sampled_scores(whole), logits)
     wide = sampled_scores(torch.zeros(2, 64, 64, 4096))
     assert wide.numel() <= 2**20
@@ -261,3 +272,33 @@ def test_the_residual_equals_its_twin_at_any_scale():
         assert rank_residual(scale * x).item() == pytest.approx(twin(x), rel=1e-5)
     assert rank_residual(torch.zeros(1, 3, 2)).item() == 0.0
     assert rank_residual(torch.ones(1, 3, 2)).item() == pytest.approx(0.0, abs=1e-7)
+
+
+@pytest.mark.parametrize(("batch", "looked"), [(16, 24), (16, 6), (4, 6), (1, 6)])
+def test_the_stated_errors_are_those_of_samples_and_queries(batch, looked):
+    """What four samples of a batch, or some queries of each, say is off by as much as is stated; all of them by nothing.
+
+    Samples differ in how sharp they are, and queries in how much they like a common key.
+    """
+    off = []
+    measures = [getattr(terms_of, f) for f in ("head_entropies", "mean_entropy", "sparsity", "sink_share",
+                                               "head_diversity", "head_divergence", "entropy_bound")]  # fmt: skip
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape, generator=generator):
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        logits = normal(batch, 3, 24, 12) * (0.3 * normal(batch, 1, 1, 1)).exp()
+        logits += normal(batch, 1, 24, 12) + 2.0 * normal(1, 1, 1, 12) * (0.3 * normal(batch, 1, 24, 1)).exp()
+        chosen = torch.randperm(24, generator=generator)[:looked]
+        every, some = attention_rows(logits), attention_rows(logits[:4, :, chosen])
+        for place, measure in enumerate(measures):
+            true, terms = ratio(measure(every)), measure(some)
+            error = ratio_error(terms, batch, 24)
+            assert (ratio_error(terms, min(batch, 4), looked) == 0).all()
+            assert (error > 0).all()
+            off += [(place, size) for size in ((ratio(terms) - true) / error).abs().tolist()]
+    for place, measure in enumerate(measures):
+        size = median(size for at, size in off if at == place)  # 0.67 of a normal error, 0.76 of four samples
+        assert 0.4 < size < 1.2, (measure.__name__, size)

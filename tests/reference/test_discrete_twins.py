@@ -15,7 +15,7 @@ from gradflow_export.engine.discrete_totals import discrete_totals
 from gradflow_export.instruments.discrete.expected_update import meant_update
 from gradflow_export.instruments.discrete.node_history import small
 from gradflow_export.metrics.arrays.samples import row_sample
-from gradflow_export.metrics.discrete import SCORES, signal_to_noise, update_scores
+from gradflow_export.metrics.discrete import SCORES, signal_to_noise, update_errors, update_scores
 from gradflow_export.metrics.phase import (
     correlations,
     polar_changes,
@@ -64,6 +64,26 @@ def test_scores_equal_the_twin(dtype, size):
         expected = scores_twin(d.flatten().tolist(), e.flatten().tolist())
         assert tuple(expected) == SCORES
         assert column.tolist() == pytest.approx(list(expected.values()), rel=1e-9, abs=1e-12, nan_ok=True)
+
+
+@pytest.mark.parametrize("rows", [20, 1])
+def test_the_stated_errors_of_scores_are_those_of_the_rows(rows):
+    """Some rows of a matrix, whose rows differ, are off by as much as they say; all of them, or equal ones, by 0."""
+    off = []
+    for seed in range(60):
+        torch.manual_seed(seed)
+        scale = (0.4 * torch.randn(400, 1, dtype=torch.float64)).exp() if rows > 1 else 1.0
+        weight, meant = (1 + torch.rand(400, 50)).bfloat16(), 2**-9 * scale * torch.randn(400, 50, dtype=torch.float64)
+        change = rounded(weight, meant)
+        chosen = torch.randperm(400)[:rows]
+        whole, some = (
+            update_scores([d], [e])[[0, 5], 0] for d, e in ((change, meant), (change[chosen], meant[chosen]))
+        )
+        errors = update_errors([change[chosen]], [meant[chosen]], [rows / 400])[:, 0]
+        off.append(((some - whole) / errors).abs())
+        assert (update_errors([change], [meant], [1.0]) == 0).all()
+    size = torch.stack(off).median(dim=0).values  # 0.67 of a normal error
+    assert ((size > 0.4) & (size < 1.1)).all(), size
 
 
 def test_the_ends_of_the_scores():
@@ -450,6 +470,8 @@ def test_totals_are_weighted_by_what_they_stand_for():
     columns = {
         "parameter.numel": Column([10, 30]), "parameter.master": Column([0, 0]), "parameter.intended_share": Column([1.0, 0.5]),
         "parameter.lost_share": Column([1.0, 0.2]), "parameter.update_effectiveness": Column([0.0, 0.8]),
+        "parameter.lost_share_error": Column([0.0, 0.1]),
+        "parameter.update_effectiveness_error": Column([0.04, 0.02], (True, False)),
         "node.count": Column([1, 3]), "node.changed_share": Column([1.0, 2 / 3]),
         "node.phase_gradient": Column([4.0, 8.0]), "node.magnitude_gradient": Column([1.0, 0.0], (True, False)),
         "node.phase_change": Column([0.0, 4.0]), "node.magnitude_change": Column([1.0, 1.0]),
@@ -458,6 +480,7 @@ def test_totals_are_weighted_by_what_they_stand_for():
     assert got == pytest.approx(
         {
             "update.lost_share": (10 * 1.0 + 15 * 0.2) / 25, "update.effectiveness": 0.6, "phase.gradient": 7.0,
+            "update.lost_share_error": 0.06, "update.effectiveness_error": 0.01,
             "phase.change": 3.0, "magnitude.gradient": 1.0, "magnitude.change": 1.0, "update.changed_nodes": 3.0,
         }
     )  # fmt: skip

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from gradflow_export.metrics.direction import coherence
 from gradflow_export.metrics.jacobian import DENSE, Linearized, spectrum, spectrum_of
-from gradflow_export.metrics.path import path_statistics
+from gradflow_export.metrics.path import path_errors, path_statistics
 from gradflow_export.metrics.vector import (
     circulation,
     directional_curl,
@@ -280,3 +280,22 @@ def test_resting_weights_have_no_path():
     """Weights that move by rounding alone do not wind."""
     positions = 1.0 + 1e-9 * np.random.default_rng(0).standard_normal((30, 3))
     assert path_statistics(positions, np.ones((30, 3))).winding == 0.0
+
+
+def test_the_stated_errors_of_a_path_are_those_of_the_weights_that_are_followed():
+    """Forty of 4 000 weights that orbit and scatter are off by as much as their halves differ."""
+    random = np.random.default_rng(0)
+    steps = np.arange(64) * 0.2
+    phase, size = random.uniform(0, 2 * math.pi, 4000), random.lognormal(0.0, 0.3, 4000)
+    positions = size * np.cos(steps[:, None] + phase) + 0.3 * random.standard_normal((64, 4000)).cumsum(axis=0)
+    pulls = np.gradient(-positions, axis=0) + 0.3 * random.standard_normal((64, 4000))
+    true, off = path_statistics(positions, pulls), []
+    for _ in range(60):
+        chosen = random.choice(4000, 40, replace=False)
+        some = positions[:, chosen], pulls[:, chosen]
+        found, errors = path_statistics(*some), path_errors(*some, (40,))
+        off.append(
+            [abs(getattr(found, n) - getattr(true, n)) / getattr(errors, n) for n in ("plane", "growth", "work")]
+        )
+    size = np.median(off, axis=0)  # 1 of two halves
+    assert ((size > 0.4) & (size < 2.0)).all(), size

@@ -272,6 +272,23 @@ def test_the_stated_error_is_that_of_the_whole_batch():
     assert 0.5 < size < 1.8 < 2.2 < before, (size, before)
 
 
+def test_the_stated_error_of_the_exponent_is_that_of_the_whole_batch():
+    """Four of 32 sequences, and 24 of their 48 steps, are off by as much as is said; all of them by nothing."""
+    off = []
+    for seed in range(30):
+        torch.manual_seed(seed)
+        layer = layer_of(nn.GRU(3, 5).double())
+        inputs = (torch.randn(48, 32, 3) * 3 * torch.rand(32, 1)).double().numpy()
+        true = largest_lyapunov([run(layer, inputs, np.zeros((32, 5)), [48] * 32)], [[48] * 32])
+        few = run(layer, inputs[:24, :4], np.zeros((4, 5)), [24] * 4)
+        found = dynamics([few], [[24] * 4], 32, 48)
+        off.append((found.lyapunov - true) / found.lyapunov_error)
+        assert dynamics([few], [[24] * 4], 4, 24).lyapunov_error == 0.0
+        assert 0 < dynamics([few], [[24] * 4], 4, 48).lyapunov_error < found.lyapunov_error
+        assert dynamics([few[:1]], [[1] * 4], 32).lyapunov_error > 0
+    assert 0.5 < float(np.sqrt(np.mean(np.square(off)))) < 2.0, off
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_error_is_zero_only_where_every_sequence_was_taken(packed):
     """Nine short sequences have no more states than are looked at in four of them."""
@@ -281,6 +298,8 @@ def test_the_error_is_zero_only_where_every_sequence_was_taken(packed):
         given = pack_sequence(list(inputs.unbind(1))) if packed else inputs
         found = captured(module, lambda module=module, given=given: module(given))
         assert (found["recurrent.spectral_radius_error", "GRU"] > 0) == (count > 4)
+        for name in ("lyapunov", "decay", "memory_length"):
+            assert (found[f"recurrent.{name}_error", "GRU"] > 0) == (count > 4)
 
 
 def test_spectral_radius_of_known_matrices():

@@ -18,7 +18,7 @@ from gradflow_export.metrics.logits import (
     target_sums,
 )
 from gradflow_export.metrics.moments import epsilon_share, ratio_error, second_moment_ratio, share_error
-from gradflow_export.metrics.outputs import output_spreads, ranks
+from gradflow_export.metrics.outputs import output_spreads, rank_errors, ranks
 
 DRAWS = 200
 
@@ -139,3 +139,24 @@ def test_predictions_that_are_all_looked_at_state_no_error():
         loss.want_logits = True
         loss.observe_logits(torch.randn(samples, classes), torch.randint(classes, (samples,)))
         assert ("alignment.accuracy_error" in {pending.metric for pending in loss.drain()}) is estimated
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "all_rows", "all_features"),
+    [(128, 64, 2000, 64), (64, 64, 64, 400), (32, 128, 200, 128), (64, 64, 2000, 400)],
+)
+def test_the_stated_errors_of_ranks_are_those_of_rows_and_features(rows, features, all_rows, all_features):
+    """Ranks of rows and features that are drawn again and again scatter by as much as each draw says; of all by 0."""
+    random = np.random.default_rng(0)
+    basis = random.standard_normal((24, all_features)) * np.exp(-np.arange(24) / 6)[:, None]
+    output = random.standard_normal((all_rows, 24)) @ basis + 0.02 * random.standard_normal((all_rows, all_features))
+    left_out, told, stated = (1 - rows / all_rows, 1 - features / all_features), [], []
+    for _ in range(40):
+        chosen = random.choice(all_rows, rows, replace=False), random.choice(all_features, features, replace=False)
+        sample = output[np.ix_(*chosen)]
+        told.append(ranks(sample))
+        stated.append(rank_errors(sample, left_out))
+    scatter = np.log(told).std(axis=0) / np.sqrt(np.square(stated).mean(axis=0))
+    assert ((scatter > 0.5) & (scatter < 1.6)).all(), scatter
+    assert rank_errors(sample, (0.0, 0.0)) == (0.0, 0.0)
+    assert rank_errors(np.ones((3, 2)), left_out) == (0.0, 0.0)

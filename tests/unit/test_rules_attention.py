@@ -12,6 +12,7 @@ from gradflow_export.rules.attention import (
     RankCollapse,
     layer_of,
 )
+from gradflow_export.rules.bottleneck import TokenBottleneck
 from gradflow_export.rules.history import History
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.seed import FixedDiversity
@@ -135,3 +136,67 @@ def test_the_history_keeps_the_first_value_of_each_site():
         values = [0.5 + step, None if step < 40 else 7.0] + ([3.0 * step] if step > 60 else [])
         history.add(StepRecord(step, 0.0, (Reading.of("attention.diversity", ("a", "b", "c")[: len(values)], values),)))
     assert history.at_sites("attention.diversity").first.tolist() == [1.5, 7.0, 183.0]
+
+
+SITES = tuple(f"enc.{n}" for n in range(3))
+SHARE = {"sharp": AttentionCollapse(), "alike": HeadRedundancy(), "tokens": RankCollapse(), "merged": TokenBottleneck()}
+
+
+def told(kind, error, sink=0.2):
+    """Return readings that are ill by themselves, with a standard error each."""
+    residuals = {"tokens": ((0.9, 0.5, 1e-3), (0.5, 1e-3, 1e-5)), "merged": ((0.9, 0.5, 1e-3), (0.5, 0.4, 1e-5))}
+    readings = {
+        "attention.entropy": (HEADS[:2], (0.01, 0.05)),
+        "attention.diversity": (("a.attn",), (0.01,)),
+        "attention.sink": (("a.attn",), (sink,)),
+        "block.input_residual": (SITES, residuals.get(kind, ((0.9,) * 3,))[0]),
+        "block.rank_residual": (SITES, residuals.get(kind, ((), (0.9,) * 3))[1]),
+    }
+    for name, (sites, values) in readings.items():
+        yield Reading.of(name, sites, values)
+        yield Reading.of(f"{name}_error", sites, (error,) * len(sites))
+
+
+@pytest.mark.parametrize("kind", SHARE)
+def test_what_few_samples_say_is_reported_only_where_the_others_cannot_differ(kind):
+    """Three standard errors that lead out of the range of faults leave nothing to report."""
+    assert len(judged(SHARE[kind], lambda _: told(kind, 0.005))) == 1
+    assert judged(SHARE[kind], lambda _: told(kind, 0.1)) == ()
+
+
+@pytest.mark.parametrize("kind", ["sharp", "alike"])
+def test_what_may_be_a_sink_is_none_of_a_fault(kind):
+    """A key that gets nearly the least share of a sink in a few samples may get it in all."""
+    assert len(judged(SHARE[kind], lambda _: told(kind, 0.0, SHARE[kind].sink - 0.02))) == 1
+    assert judged(SHARE[kind], lambda _: told(kind, 0.008, SHARE[kind].sink - 0.02)) == ()
+
+
+def halved(step):
+    return 1.0 + 1.0 / step
+
+
+def test_what_may_have_been_healthy_at_first_can_have_been_learned():
+    """Where the first reading may have been healthy, a loss that fell since says that the fault was learned."""
+
+    def readings(step, error):
+        yield from told("sharp", 0.0) if step > 1 else ()
+        if step == 1:
+            yield Reading.of("attention.entropy", HEADS[:2], (0.12, 0.1))
+            yield Reading.of("attention.entropy_error", HEADS[:2], (error, error))
+
+    assert len(judged(AttentionCollapse(), lambda step: readings(step, 0.001), halved)) == 1
+    assert judged(AttentionCollapse(), lambda step: readings(step, 0.02), halved) == ()
+
+
+@pytest.mark.parametrize(
+    ("rule", "metric", "sites", "below"),
+    [
+        (FixedEntropy(threshold=0.5), "attention.entropy", HEADS[:2], (0.6, 0.3)),
+        (FixedDiversity(threshold=0.3), "attention.diversity", ("a",), (0.2,)),
+    ],
+)
+def test_a_fixed_threshold_is_passed_only_where_the_error_cannot_change_that(rule, metric, sites, below):
+    """Estimated values are compared with it at the end of what they may be."""
+    for error, count in ((0.01, 1), (0.1, 0)):
+        more = Reading.of(f"{metric}_error", sites, (error,) * len(sites))
+        assert len(judged(rule, lambda _, more=more: (Reading.of(metric, sites, below), more))) == count

@@ -99,6 +99,27 @@ def test_short_sequences_are_judged_by_the_spectral_radius():
     assert judged(Supercritical(), layers({"rnn": 1.6}, length=7, radii=(0.5,))) == ()
 
 
+@pytest.mark.parametrize(("error", "found"), [(0.01, 1), (0.2, 0)])
+@pytest.mark.parametrize(
+    ("rule", "factor", "length", "metric"),
+    [
+        (Subcritical(), 0.3, 20, "decay"),
+        (Supercritical(), 1.5, 30, "decay"),
+        (Subcritical(), 0.3, 7, "spectral_radius"),
+        (Supercritical(), 1.6, 7, "spectral_radius"),
+    ],
+)
+def test_what_four_sequences_say_is_reported_only_where_the_others_cannot_differ(
+    rule, factor, length, metric, error, found
+):
+    """Where three standard errors lead out of the range of faults, the rule does not know of one."""
+    told = Reading.of(f"recurrent.{metric}_error", ("rnn",), (error,))
+    issues = judged(rule, lambda step: (*layers({"rnn": factor}, length=length)(step), told))
+    assert len(issues) == found
+    if issues:
+        assert issues[0].value == pytest.approx(factor)
+
+
 def test_a_latch_that_was_learned_is_no_fault():
     """A factor that rises above 1 while the loss falls keeps a bit; the same growth without that is a fault."""
 

@@ -5,10 +5,12 @@ import pytest
 
 from gradflow_export.records.catalog import CATALOG
 from gradflow_export.records.evidence import evidence_of
-from gradflow_export.records.step_record import Reading, StepRecord
+from gradflow_export.records.step_record import Reading, Severity, StepRecord
 from gradflow_export.rules.history import History
 from gradflow_export.rules.learning_rate import LearningRate
-from gradflow_export.rules.sampled import SURE, margin, margins, off, site_margins
+from gradflow_export.rules.progress import LostUpdates
+from gradflow_export.rules.rotation import Rotation
+from gradflow_export.rules.sampled import SURE, agreement, margin, margins, off, site_margins
 from gradflow_export.rules.stability import Unstable
 
 
@@ -101,3 +103,45 @@ def test_steps_replace_the_weights_only_where_that_is_sure(error, found):
         history.add(now)
         told = rule.check(now, history)
     assert len(told) == found
+
+
+@pytest.mark.parametrize(
+    ("lost", "arrived", "errors", "severities"),
+    [
+        (0.99, 0.01, (0.001, 0.001), {Severity.HIGH}),
+        (0.99, 0.01, (0.02, 0.001), {Severity.MEDIUM}),
+        (0.99, 0.01, (0.001, 0.05), {Severity.MEDIUM}),
+        (0.7, 0.4, (0.01, 0.01), {Severity.MEDIUM}),
+        (0.7, 0.4, (0.05, 0.01), set()),
+        (0.7, 0.4, (0.01, 0.06), set()),
+    ],
+)
+def test_updates_are_lost_only_where_those_of_other_rows_are(lost, arrived, errors, severities):
+    """What some rows of large parameters say is used where three standard errors cannot change it."""
+    rule, history = LostUpdates(), History(LostUpdates.remembers)
+    now = record(
+        1, update__lost_share=lost, update__lost_share_error=errors[0], update__effectiveness=arrived,
+        update__effectiveness_error=errors[1], parameter__lost_share={"w": lost},
+    )  # fmt: skip
+    history.add(now)
+    assert {finding.severity for finding in rule.check(now, history)} == severities
+
+
+@pytest.mark.parametrize("ill", ["winding", "plane", "growth", "work"])
+def test_weights_orbit_only_where_those_that_are_not_followed_do(ill):
+    """Whichever of the four may lie on the other side of its threshold leaves nothing to report."""
+    values = {"winding": 1.2, "plane": 0.9, "growth": 1.0, "work": -0.7}
+    for error, found in ((0.001, 1), (0.08, 0)):
+        errors = dict.fromkeys(values, 0.001) | {ill: error}
+        told = {f"flow__{name}": value for name, value in values.items()}
+        now = record(1, **told, **{f"flow__{name}_error": value for name, value in errors.items()})
+        assert len(Rotation().check(now, History(Rotation.remembers))) == found
+    assert Rotation().check(record(1, flow__winding=1.2), History(Rotation.remembers)) == ()
+
+
+def test_gradients_agree_for_long_only_where_that_is_sure():
+    """The agreement of a long window counts with the least that it may be."""
+    history = History(("gradient.coherence", "gradient.coherence_error", "gradient.cosine", "gradient.cosine_error"))
+    for step in range(1, 31):
+        history.add(record(step, gradient__cosine=0.5, gradient__coherence=0.4, gradient__coherence_error=0.1))
+    assert agreement(history) == pytest.approx(0.1)

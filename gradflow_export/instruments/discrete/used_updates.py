@@ -16,7 +16,7 @@ from gradflow_export.hooks.readings import Drained, Pending, Sample
 from gradflow_export.instruments.discrete.node_history import COLUMNS, ROWS, NodeBook, Part
 from gradflow_export.instruments.discrete.nodes import Moved, Nodes, joined, nodes_of
 from gradflow_export.metrics.arrays.local import local
-from gradflow_export.metrics.discrete import SCORES, update_scores
+from gradflow_export.metrics.discrete import SCORES, update_errors, update_scores
 from gradflow_export.metrics.phase import correlations, quiet_share
 from gradflow_export.records.step_record import RUN_SITE
 
@@ -28,8 +28,9 @@ _CORRELATIONS = ("phase.correlation", "phase.rank_correlation")
 _SINGLE = ("node.update_frequency", "node.effectiveness", "node.small")
 _ABOUT = ("parameter.numel", "parameter.master", "parameter.read_share", "parameter.change_norm")
 _GRID = ("parameter.grid", "parameter.between")
+_ERRORS = ("parameter.lost_share_error", "parameter.update_effectiveness_error")
 METRICS = (
-    *_SCORE_METRICS, *_ABOUT, *_GRID, *_GRADIENT_METRICS, *_CHANGE_METRICS, *_CORRELATIONS, *_SINGLE,
+    *_SCORE_METRICS, *_ERRORS, *_ABOUT, *_GRID, *_GRADIENT_METRICS, *_CHANGE_METRICS, *_CORRELATIONS, *_SINGLE,
 )  # fmt: skip
 
 
@@ -108,6 +109,10 @@ class SeenUpdates:
             where = self._where(scored)
             for metric, values in zip(_SCORE_METRICS, update_scores(actual, expected), strict=True):
                 out.append(Pending(metric, self._shown, values, where, nan_is_missing=True))
+            looked = [self._looked(site, update) for site, update in scored.items()]
+            if min(looked) < 1.0:
+                for metric, values in zip(_ERRORS, update_errors(actual, expected, looked), strict=True):
+                    out.append(Pending(metric, self._shown, values, where, nan_is_missing=True))
         if others:
             out.append(self._each("parameter.changed_share", others, _changed_share))
         if mine:
@@ -119,7 +124,7 @@ class SeenUpdates:
         sizes = {site: float(self._sizes[site]) for site in mine}
         looked = {site: float(update.moved.after.numel()) for site, update in mine.items()}
         every = np.array([float(self._sizes[site]) for site in self._shown])
-        shares = [looked[site] / max(looked[site], self._local[site]) for site in mine]
+        shares = [self._looked(site, update) for site, update in mine.items()]
         out: Drained = [
             Pending("parameter.numel", self._shown, every),
             Pending("parameter.read_share", self._shown, np.array(shares), where),
@@ -137,6 +142,10 @@ class SeenUpdates:
         if laid:
             out.append(self._each("parameter.between", laid, _between))
         return out
+
+    def _looked(self, site: str, update: SeenUpdate) -> float:
+        """Return the share of the entries of a tensor that was looked at."""
+        return update.moved.after.numel() / max(update.moved.after.numel(), self._local[site])
 
     def _where(self, sites: Iterable[str]) -> npt.NDArray[np.int64]:
         return np.array([self._places[site] for site in sites], dtype=np.int64)

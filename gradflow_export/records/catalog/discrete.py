@@ -14,7 +14,7 @@ def specs() -> tuple[MetricSpec, ...]:
         s("parameter.lost_share", "updates lost by rounding", "share", "parameter",
           "#{e != 0, d == 0} / #{e != 0}; d the change of the weights from one forward pass to the next, on their "
           "declared grid or in their number format, e the update the same optimizer means without rounding", rounding,
-          "2P sampled", low=0.0, high=1.0, marks=(0.95,)),
+          "2P sampled", low=0.0, high=1.0, marks=(0.95,), error="parameter.lost_share_error"),
         s("parameter.intended_share", "entries with an intended change", "share", "parameter", "#{e != 0} / numel",
           "definition", "2P sampled", low=0.0, high=1.0),
         s("parameter.changed_share", "entries that changed", "share", "parameter", "#{d != 0} / numel, bit by bit",
@@ -34,7 +34,14 @@ def specs() -> tuple[MetricSpec, ...]:
         s("parameter.update_cosine", "cosine of actual and intended update", "1", "parameter", "<d, e> / (||d|| ||e||)",
           "definition", "2P sampled", low=-1.0, high=1.0),
         s("parameter.update_effectiveness", "update effectiveness", "share", "parameter",
-          "max(0, cosine) min(r, 1 / r), r = ||d|| / ||e||; 1 exact, 0 lost", "definition", "c", low=0.0, high=1.0),
+          "max(0, cosine) min(r, 1 / r), r = ||d|| / ||e||; 1 exact, 0 lost", "definition", "c", low=0.0, high=1.0,
+          error="parameter.update_effectiveness_error"),
+        *(
+            s(f"parameter.{name}_error", f"standard error of the {title}", "1", "parameter",
+              "of a ratio of sums over the rows that are looked at, corrected for a finite population; missing "
+              "where all are", "Cochran 1977, Sampling Techniques, section 6.3", "2P sampled", low=0.0)
+            for name, title in (("lost_share", "lost share"), ("update_effectiveness", "effectiveness"))
+        ),
         s("parameter.master", "kept in float32 by the optimizer", "1", "parameter",
           "1 where the optimizer's state holds float32 weights of the parameter, else 0", "definition", "c", low=0.0,
           high=1.0),
@@ -42,12 +49,20 @@ def specs() -> tuple[MetricSpec, ...]:
           "||w_after - w_before|| / (lr ||g||); 1 for SGD, 1 / (1 - momentum) with momentum at rest", "definition",
           "c", low=0.0, scale="log", marks=(1.0,)),
         s("update.lost_share", "updates lost by rounding, all parameters", "share", "run",
-          "parameter.lost_share, weighted by entries meant to change; of those on declared grids where there are any; "
-          "without parameters kept in float32 or between the points of their grid", rounding, "c", low=0.0, high=1.0,
-          marks=(0.95,)),
+          "parameter.lost_share, weighted by entries meant to change; of parameters read at this step, of those on "
+          "declared grids where there are any; without parameters kept in float32 or between the points of their grid",
+          rounding, "c", low=0.0, high=1.0,
+          marks=(0.95,), error="update.lost_share_error"),
         s("update.effectiveness", "update effectiveness, all parameters", "share", "run",
           "mean of parameter.update_effectiveness, weighted by numel; of parameters on declared grids where there are "
-          "any; without parameters kept in float32", "definition", "c", low=0.0, high=1.0),
+          "any; without parameters kept in float32", "definition", "c", low=0.0, high=1.0,
+          error="update.effectiveness_error"),
+        *(
+            s(f"update.{name}_error", f"standard error of the {title}, all parameters", "1", "run",
+              "(sum_p (w_p e_p)^2)^(1/2) / sum_p w_p, e the errors and w the weights of the parameters", "propagation "
+              "of errors", "c", low=0.0)
+            for name, title in (("lost_share", "lost share"), ("effectiveness", "effectiveness"))
+        ),
         s("update.change_norm", "change from one forward pass to the next, all parameters", "weight/step", "run",
           "(sum of parameter.change_norm squared)^(1/2); of parameters on declared grids where there are any",
           "definition", "c", low=0.0, scale="log"),

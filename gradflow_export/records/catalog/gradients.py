@@ -107,13 +107,21 @@ def specs() -> tuple[MetricSpec, ...]:
           "exp(H(sigma / sum sigma)) of centred outputs: of at most 512 rows of four batches and 512 features, evenly "
           "spaced, fewer the more blocks there are. The rank of what is looked at: of n rows or features of outputs "
           "with rank r it is low by a share of about r / (8 n); missing of a single row, 0 where all rows are equal",
-          "Roy and Vetterli 2007, EUSIPCO", "small SVD", low=0.0, scale="log", batches="last"),
+          "Roy and Vetterli 2007, EUSIPCO", "small SVD", low=0.0, scale="log", batches="last",
+          error="block.effective_rank_error"),
         s("block.rank_rows", "rows of the ranks", "count", "block",
           "samples and positions that both ranks were read from: of n rows none exceeds n - 1", "definition", "c",
           low=0.0, scale="log", batches="last"),
         s("block.stable_rank", "stable rank", "1", "block",
           "sum sigma^2 / max sigma^2 of the same outputs", "Rudelson and Vershynin 2007, J. ACM 54", "c", low=0.0,
-          scale="log", batches="last"),
+          scale="log", batches="last", error="block.stable_rank_error"),
+        *(
+            s(f"block.{name}_error", f"standard error of the {title}", "share", "block",
+              "(sum over rows (1 - f) (d ln R / d w)^2 + the same over features)^(1/2): w how often one counts, f the "
+              "share of them that is looked at; missing where all are",
+              "infinitesimal jackknife, Efron 1982, section 6", "small SVD", low=0.0, batches="last")
+            for name, title in (("effective_rank", "effective rank"), ("stable_rank", "stable rank"))
+        ),
         s("block.output_max", "largest output", "activation", "block", "max |h_i|, read with the ranks", "definition",
           "1H sampled", low=0.0, scale="log", across="max", batches="last"),
         s("block.peak_ratio", "massive activations", "1", "block", "max |h_i| / (mean h_i^2)^(1/2)",
