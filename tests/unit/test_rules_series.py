@@ -188,20 +188,19 @@ def test_first_rank_drop_is_the_bottleneck():
     assert not judged(RankBottleneck(), repeat(3, block__effective_rank=named([3.9, 0.5, 0.5]))).issues
 
 
-<<<<<<< HEAD
 def test_what_a_dead_unit_loses_is_no_bottleneck_of_the_next_layer():
     """No gradient arrives at what comes before it."""
     for arrives, count in ((0.0, 0), (1.0, 1)):
         norms = named([arrives, 1.0, 1.0])
         ranks = repeat(3, block__effective_rank=named([20, 1, 1]), block__gradient_norm=norms)
         assert len(judged(RankBottleneck(), ranks).issues) == count
-=======
+
+
 def test_a_rank_drops_only_where_that_of_all_rows_did():
     """From 20 to 4 is a drop; where either may be off by a tenth it may be one from 14 to 5, which is none."""
     for error, found in ((0.01, 1), (0.1, 0)):
         told = repeat(3, block__effective_rank=named([20, 4, 1, 1]), block__effective_rank_error=named([error] * 4))
         assert len(judged(RankBottleneck(), told).issues) == found
->>>>>>> h/err
 
 
 def test_a_layer_that_begins_at_zero_gains_its_directions_one_by_one():
