@@ -178,8 +178,10 @@ class Pace:
             looked = math.inf if self._look is None else self._look
             # What two steps in a row show is not yet known at the first of a burst.
             self.close = looked < CLOSE_STEPS + self.on_credit
-            doubted = self._is_doubted(step, math.ceil(schedule.intervals["wiring"] * stretch) if stretch > 1 else None)
-            self._asked = self._is_asked(step) or doubted
+            self._asked = self._is_asked(step)
+            if self._doubts:
+                interval = math.ceil(schedule.intervals["wiring"] * stretch) if stretch > 1 else None
+                self._asked |= self._is_doubted(step, interval)
             self._acted = step if self._asked else self._acted
             self.dense = self._asked or looked < WHOLE_STEPS
         self._last = step
