@@ -68,7 +68,7 @@ class Pace:
         self.skipped = {"every": 0, "budget": 0, "paused": 0}
         self.flagged: dict[str, None] = {}
         self._requests: deque[tuple[int, tuple[str, ...]]] = deque()
-        self._doubts: deque[int] = deque()
+        self._doubts: deque[int] = deque(maxlen=2 * DELAY)  # nobody takes them where other ranks would not hear of them
         self._last = self._acted = -DELAY
         self._settled: deque[float] = deque([-math.inf] * WHOLE_STEPS, WHOLE_STEPS)  # when doubts were
         self._since = 1
@@ -206,11 +206,13 @@ class Pace:
         return asked and step - self._acted >= AGAIN_STEPS
 
     def _is_doubted(self, step: int, interval: int | None) -> bool:
-        doubted = False
+        late: list[bool] = []
         while self._doubts and self._doubts[0] + DELAY <= step:
-            doubted = True
-            self.late += self._doubts.popleft() + DELAY <= self._last
-        if interval is None or not doubted or step < self._settled[0] + interval or step - self._acted < AGAIN_STEPS:
+            late.append(self._doubts.popleft() + DELAY <= self._last)
+        if interval is None or not late:
+            return False
+        self.late += sum(late)
+        if step < self._settled[0] + interval or step - self._acted < AGAIN_STEPS:
             return False
         self._settled.append(step)
         return True

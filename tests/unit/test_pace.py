@@ -407,3 +407,27 @@ def test_doubts_are_settled_where_readings_are_stretched_a_few_in_an_interval():
         first = [120 + DELAY + AGAIN_STEPS * n for n in range(WHOLE_STEPS)]
         later = [step + stretch * interval * n for n in range(5) for step in first]
         assert dense(stretch, range(120, 600)) == ([step for step in later if step <= 600], 0)
+
+
+@pytest.mark.parametrize(("stretch", "late"), [(1, 0), (2, 1)])
+def test_a_doubt_is_late_only_where_it_could_act(stretch, late):
+    """Where intervals are not stretched nobody waits for it."""
+    pace = Pace()
+    pace.worker = Judge(pace, {}, [0])
+    for step in range(1, 101):
+        pace.begin(step, Schedule(), stretch=stretch, paused=False, alone=True)
+    pace.doubt(50)
+    pace.begin(101, Schedule(), stretch=stretch, paused=False, alone=True)
+    assert (pace.late, pace.dense) == (late, bool(late))
+
+
+def test_doubts_that_nobody_settles_take_no_memory():
+    """Of several ranks none asks; what the worker says is forgotten."""
+    pace = Pace()
+    pace.worker = Judge(pace, {}, [0])
+    sizes = set()
+    for step in range(1, 2000):
+        pace.begin(step, Schedule(), stretch=2, paused=False, alone=False)
+        pace.doubt(step)
+        sizes.add(len(pace._doubts))
+    assert max(sizes) <= 2 * DELAY
