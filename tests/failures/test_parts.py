@@ -86,7 +86,7 @@ PARTS = {
     "blocks drain": "gradflow_export.instruments.blocks.BlockInstrument.drain",
     "activations": "gradflow_export.instruments.activations.modules.ActivationInstrument._unit_dim",
     "loss": "gradflow_export.instruments.criterion._Call",
-    "loss reached": "gradflow_export.instruments.micro_batches.Pass.add_loss",
+    "loss reached": "gradflow_export.instruments.micro_batches.Pass.add_part",
     "loss logits": "gradflow_export.instruments.loss.as_samples",
     "origin": "gradflow_export.instruments.origin._seen",
     "moments": "gradflow_export.instruments.moments._read",
