@@ -31,7 +31,7 @@ class Where(enum.Enum):
 
 _L, _R, _T = Where.LAYERS, Where.RUN, IssueType
 _STEPS = MappingProxyType({_T.EXPLODING: _R, _T.LOSS_SPIKE: _R, _T.UNSTABLE: _R, _T.DIVERGING: _R})
-_SHUT = MappingProxyType({_T.VANISHING: _R, _T.STAGNATION: _L, _T.BOTTLENECK: _R})
+_SHUT = MappingProxyType({_T.VANISHING: _R, _T.STAGNATION: _L, _T.BOTTLENECK: _L})
 
 EXPLAINS: Mapping[IssueType, Mapping[IssueType, Where]] = MappingProxyType({
     _T.NUMERICAL: {**_STEPS, _T.STAGNATION: _R, _T.SATURATION: _R, _T.DEAD: _R},
@@ -55,7 +55,7 @@ EXPLAINS: Mapping[IssueType, Mapping[IssueType, Where]] = MappingProxyType({
     },
     _T.BAD_TARGETS: {_T.NOT_LEARNING: _R},
     _T.CAPACITY: {_T.NOT_LEARNING: _R},
-    _T.DEAD: {**_SHUT, _T.DIVERGING: _R, _T.LOSS_SPIKE: _R, _T.NOT_LEARNING: _R},
+    _T.DEAD: {**_SHUT, _T.NOT_LEARNING: _R},
     _T.SATURATION: _SHUT,
     _T.VANISHING: {_T.STAGNATION: _R, _T.BOTTLENECK: _R, _T.RECURRENT_SUBCRITICAL: _L},
     _T.DIVERGING: {_T.EXPLODING: _R, _T.LOSS_SPIKE: _R, _T.UNSTABLE: _R, _T.NOT_LEARNING: _R},

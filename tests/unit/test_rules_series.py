@@ -241,6 +241,33 @@ def test_one_amplifying_block_is_blamed_for_the_whole_growth():
     assert "0.002" in issue.advice
 
 
+@pytest.mark.parametrize(("first", "lowers"), [(2.0, True), (500.0, False)])
+def test_gradients_that_began_to_grow_while_training_are_no_fault_of_initial_weights(first, lowers):
+    """Smaller steps are the remedy of what steps have made."""
+    before = [record(s, learning_rate=5.0, block__gradient_norm=named([first, 1.0, 1.0])) for s in range(1, 4)]
+    after = [record(s, learning_rate=5.0, block__gradient_norm=named([500.0, 1.0, 1.0])) for s in range(4, 8)]
+    (issue,) = judged(ExplodingDepth(), before + after).issues
+    assert ("lower the learning rate from 5 " in issue.advice) is lowers
+    assert ("initial weights" in issue.advice) is not lowers
+
+
+@pytest.mark.parametrize(
+    ("broken", "at", "layer"),
+    [("ab", 5, ""), ("b", 5, "b"), ("ab", 3, "a")],
+    ids=["all after a gap", "some after a gap", "all at once"],
+)
+def test_weights_that_are_all_nan_after_steps_that_nobody_recorded_name_none(broken, at, layer):
+    """By then NaN is everywhere, wherever it began."""
+    norms = {site: math.nan if site in broken else 1.0 for site in "ab"}
+    begin = [record(s, loss=1.0, gradient__total_norm=1.0) for s in (1, 2)]
+    last = record(
+        at, loss=1.0, gradient__total_norm=1.0, parameter__weight_norm=norms,
+        origin__weights=dict.fromkeys(broken, 0.0),
+    )  # fmt: skip
+    (issue,) = judged(Numerical(), [*begin, last]).issues
+    assert (issue.layer, "not recorded" in issue.message) == (layer, at == 5)
+
+
 def test_dead_share_threshold_is_inclusive():
     """0.9 is dead, 0.89 is not; missing modules are neither."""
     shares = {"a": 0.89, "b": 0.9, "c": None}
