@@ -675,8 +675,8 @@ def every_kind():
 
 
 PARTS = (
-    *(name for name in CATALOG if name.startswith("attention.")), "block.rank_residual", "block.input_residual",
-    "recurrent.lyapunov", "recurrent.decay", "recurrent.memory_length",
+    *(name for name in CATALOG if name.startswith("attention.") and not name.endswith("_error")),
+    "block.rank_residual", "block.input_residual", "recurrent.lyapunov", "recurrent.decay", "recurrent.memory_length",
 )  # fmt: skip
 """Metrics of a few samples or sequences by definition, however many there are."""
 
@@ -798,7 +798,8 @@ class Worst:
         kinds: Kinds of loops in which it was compared.
         held: Kinds of loops whose records hold it.
         absent: What should have been there, and where it was not.
-        parts: How far metrics that are of a few samples by definition are from those of all.
+        parts: How far metrics that are of a few samples by definition are from those of all, also in units of what
+            the record states.
         narrow: The same against the step in float64.
         sampled: Greatest error in units of what the record states, and what it states there.
     """
@@ -807,7 +808,7 @@ class Worst:
         self.exact, self.narrow = {}, {}
         self.sampled = defaultdict(lambda: (0.0, 0.0))
         self.kinds, self.held, self.absent = defaultdict(set), defaultdict(set), {}
-        self.parts = defaultdict(float)
+        self.parts = defaultdict(lambda: (0.0, 0.0))
 
     def note(self, name, kinds, record, told):
         """Note what records of these kinds of loops hold, what is compared there, and what is missing."""
@@ -860,8 +861,9 @@ def measure(only=""):
                 if wide is not None:
                     worst.add_wide(name, record, wide)
     for record, told, _ in larger().run() if not only else ():
-        for metric, error, _ in compared(record, {metric: told[metric] for metric in PARTS}):
-            worst.parts[metric] = max(worst.parts[metric], error)
+        for metric, error, stated in compared(record, {metric: told[metric] for metric in PARTS}):
+            before, times = worst.parts[metric]
+            worst.parts[metric] = max(before, error), max(times, error / stated if stated else 0.0)
         states = {m: sites for m, sites in told.items() if m.startswith("recurrent.") and m not in PARTS}
         worst.add("dense, nine samples", record, states)
     for name, case in cases(only):
@@ -892,9 +894,9 @@ def tables(worst):
     for metric, (error, name) in sorted(worst.narrow.items()):
         yield f"| `{metric}` | {error:.1e} | {name} |"
     yield "\nOf three samples (attention) or four sequences (recurrence) by definition, against those of all nine:\n"
-    yield "| metric | worst relative difference |\n|---|---|"
-    for metric, error in worst.parts.items():
-        yield f"| `{metric}` | {error:.1e} |"
+    yield "| metric | worst relative difference | in stated standard errors |\n|---|---|---|"
+    for metric, (error, times) in worst.parts.items():
+        yield f"| `{metric}` | {error:.1e} | {f'{times:.1f}' if times else 'none stated'} |"
     yield "\nNot compared:\n"
     yield "| why | metrics |\n|---|---|"
     for reason, metrics in REASONS.items():
