@@ -52,6 +52,7 @@ class Course:
 
     Attributes:
         steps: Number of records.
+        before: Number of records of earlier sessions, where these are not among them.
         last: Last recorded step.
         ends: The first and the last loss.
         loss_read: Last step whose loss was read, 0 when there is none.
@@ -62,6 +63,7 @@ class Course:
     """
 
     steps: int = 0
+    before: int = 0
     last: int = 0
     ends: Ends = field(default_factory=Ends)
     loss_read: int = 0
@@ -155,7 +157,8 @@ def verdict(
 
 def _calm(course: Course, earlier: Sequence[str], healed: str, lost: str) -> Verdict:
     """Judge a run of whose latest session no problem is open."""
-    steps = f"in {'the ' if lost else ''}{course.steps} recorded step{'s' * (course.steps > 1)}"
+    count = course.before + course.steps
+    steps = f"in {'the ' if lost else ''}{count} recorded step{'s' * (count > 1)}"
     after = f"; {lost}" if lost else ""
     said = f"no open problem {steps}{after}{healed}"
     what, span = course.way
