@@ -254,10 +254,10 @@ def _all_sessions(files: Sequence[Path]) -> tuple[list[Session], int]:
 def missing(starts: Sequence[Start], until: int | None = None) -> Iterator[Gap]:
     """Yield what the sessions of a run say is missing, and what lies between two of them, the latest session first.
 
-    What one says of a step from which a later one went on does not count: that one recorded it again. ``until`` is the
-    first step of one more that continues them.
+    What one says of a step from which a later one recorded does not count. At ``until`` begins one more that goes on.
     """
-    cut, later = (math.inf, None) if until is None else (until, ())
+    cut: float = math.inf if until is None else until
+    later: Sequence[Gap] | None = None if until is None else ()
     for start in reversed(starts):
         own = [part for gap in start.gaps for part in before(gap, cut)]
         yield from own
