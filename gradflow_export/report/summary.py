@@ -206,7 +206,7 @@ class RunSummary:
         return verdict(
             self.course,
             [self._named(issue) for issue in now],
-            grave=any(issue.severity >= Severity.HIGH for issue in now),
+            worst=max((issue.severity for issue in now), default=Severity.INFO),
             earlier=[self._named(issue) for issue in (*before, *left)],
             healed=sum(not group.head.open for group in every) + self.left_out,
             lost=self.lost_steps.phrase,
