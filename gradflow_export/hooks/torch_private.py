@@ -108,7 +108,10 @@ backward_number: Callable[[], int] = _find("torch._C._current_graph_task_id", _n
 norms: Callable[..., Sequence[Tensor]] = _find("torch._foreach_norm", _norms)
 copy_all: Callable[[Sequence[Tensor], Sequence[Tensor]], Any] = _find("torch._foreach_copy_", _copies)
 
-# Classes, or tuples of them, for isinstance().
+# What clip_grad_value_ calls before it writes; without it such a call before another is a change by hand.
+grouping: Any = _find("torch.utils._foreach_utils._group_tensors_by_device_and_dtype", _nothing)
+
+# For isinstance().
 FakeTensor: Any = _find("torch._subclasses.fake_tensor.FakeTensor", _Nothing)
 BatchNorm: Any = _find("torch.nn.modules.batchnorm._BatchNorm", _BATCH_NORMS)
 Norm: Any = _find("torch.nn.modules.batchnorm._NormBase", _NORMS)
@@ -127,8 +130,7 @@ if not TYPE_CHECKING:
 _PYTREE: Any = _find("torch.utils._pytree", None)
 
 # How often a tensor was written to; without it writes between two looks are unknown.
-_VERSION: Callable[[Tensor], int] = attrgetter("_version")
-version: Callable[[Tensor], int] = _VERSION if hasattr(Tensor, "_version") else _no_task
+version: Callable[[Tensor], int] = attrgetter("_version") if hasattr(Tensor, "_version") else _no_task
 
 _Held = tuple[Mapping[str, nn.Module | None], Mapping[str, Tensor | None]]
 

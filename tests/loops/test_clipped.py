@@ -300,6 +300,42 @@ def test_of_players_that_clip_each_others_gradients(watching, recorded):
     assert [r.value("gradient.norm_before_clip") for r in recorded(exporter)] == pytest.approx(seen, rel=1e-5)
 
 
+CHANGES = {
+    "a scale of the loss is taken out": (lambda p: p.grad.div_(1024.0), 1024.0),
+    "micro-batches are averaged": (lambda p: setattr(p, "grad", p.grad / 4), 1.0),
+    "noise is added": (lambda p: p.grad.add_(0.1 * torch.randn_like(p)), 1.0),
+}
+
+
+@pytest.mark.parametrize("scaled", [None, 512.0])
+@pytest.mark.parametrize("how", ["norm", "norm, not reached", "layer by layer", "twice", "value, then norm"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_changed_by_hand_before_clipping_is_not_clipped(change, how, scaled, watching, recorded):
+    """The norm before clipping is that of the gradients which the first call is given, whoever made them."""
+    by, factor = CHANGES[change]
+    model, seen = network(), []
+    exporter = watching(model, intervals=SELDOM)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scaled or 1.0, enabled=scaled is not None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(SAMPLED + STEPS):
+        optimizer.zero_grad()
+        scaler.scale(factor * model(torch.randn(8, 6)).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        for p in model.parameters():
+            by(p)
+        if how == "value, then norm":
+            clip_grad_value_(model.parameters(), 0.01)
+        before = total(model.parameters())
+        HOW["norm" if how == "value, then norm" else how](model)
+        seen.append((before, total(model.parameters())))
+        scaler.step(optimizer)
+        scaler.update()
+    for record, (before, after) in zip(recorded(exporter), seen, strict=True):
+        assert record.value("gradient.norm_before_clip") == pytest.approx(before, rel=1e-5), record.step
+        assert record.value("gradient.clip_scale") == pytest.approx(after / before, rel=1e-5), record.step
+        assert record.value("gradient.total_norm") == pytest.approx(after, rel=1e-5), record.step
+
+
 def test_torchs_functions_are_put_back():
     """Whatever the order in which exporters come and go, torch has its own functions afterwards."""
     from torch.nn.utils import clip_grad

@@ -38,6 +38,7 @@ _EXACT = (torch.float32, torch.float64)
 _METRIC = "gradient.norm_before_clip"
 
 Places = npt.NDArray[np.int64]
+See = Callable[[tuple[Any, ...], dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class ClippingInstrument:
     gradients that the optimizer uses they show what any clipping did; compared with each other, where gradients are
     accumulated, how noisy a micro-batch's gradient is. Where version counters, or on the CPU the norms themselves, show
     that gradients were changed by anything but such a call, these norms are read at every step, until for
-    ``WATCHED_STEPS`` steps nothing has changed them.
+    ``WATCHED_STEPS`` steps nothing has changed them. Where that was before the first call, as when the number of
+    micro-batches is divided by, the calls alone tell what was clipped.
 
     Args:
         model: Gives the model, or ``None`` when it is gone.
@@ -86,12 +88,13 @@ class ClippingInstrument:
 
     def __init__(self, model: Callable[[], nn.Module | None], *, guard: Guard = unguarded) -> None:
         self._model = model
-        self._take, self._see = guard(self._over), guard(self._clipped)
+        self._take, self._see, self._see_values = guard(self._over), guard(self._clipped), guard(self._clips_values)
         self._owners: list[int] = []
         self._reached: list[int] = []
         self._first: Tensor | None = None
         self._last: Tensor | None = None
-        self._watched = self._writes = 0
+        self._watched = self._writes = self._early = 0
+        self._clipping = self._changed = False
         self._parts: list[tuple[Tensor, ...]] = []
         self._calls: list[tuple[Places, float, Tensor, bool]] = []
         self._owned: Owned | None = None
@@ -120,7 +123,7 @@ class ClippingInstrument:
         """Begin to see calls of torch's clipping; closing the returned stack ends it."""
         stack = contextlib.ExitStack()
         stack.callback(self.forget)
-        for spy in _clip_spies(self._see):
+        for spy in _clip_spies(self._see, self._see_values):
             spy.install()
             stack.callback(spy.remove)
         return stack
@@ -153,6 +156,9 @@ class ClippingInstrument:
             return
         # A scaler writes to gradients itself, once.
         written = self._writes + self._look(0) > int(step.scaled)
+        if self._calls and self._early:
+            self._changed = True
+            return
         owned = {id(p) for p in step.owned.parameters}
         counted = {id(p) for p, here in zip(step.owned.parameters, step.owned.layout.counted, strict=True) if here}
         mine = [index for index, owner in enumerate(self._owners) if owner in owned]
@@ -175,7 +181,7 @@ class ClippingInstrument:
 
     def take_back(self) -> None:
         """Forget what was compared for this step: its gradients are read again, as calls so far have left them."""
-        self._parts = []
+        self._parts, self._changed = [], False
         self._calls = [(*call[:3], False) for call in self._calls]
 
     def restrict(self, owned: Owned) -> None:
@@ -186,7 +192,7 @@ class ClippingInstrument:
         """Give out what was found; with several optimizers, for all of the record so far, until it ends."""
         out: Drained = []
         owned, self._owned = self._owned, None
-        if self._parts:
+        if self._parts and not self._changed:
             with torch.no_grad():
                 before, first, used, whole = (_total(torch.stack(column)) for column in zip(*self._parts, strict=True))
             values = {"norm_before_clip": before, "clip_scale": used / whole, "first_norm": first}
@@ -197,13 +203,13 @@ class ClippingInstrument:
                 values_of = np.array([float(total)]) if total.is_cpu else total.reshape(1)
                 out.append(ClipCall(_METRIC, (RUN_SITE,), values_of, None, False, mine, limit, total.dtype, inside))
         if owned is None:
-            self._calls, self._parts = [], []
+            self._calls, self._parts, self._changed = [], [], False
         return out
 
     def finish(self) -> None:
         """Begin a new record; what no optimizer has used yet belongs to it."""
-        if self._parts:
-            self._parts = []
+        if self._parts or self._changed:
+            self._parts, self._changed = [], False
         if self._stepped:
             self._first = self._last = None
             self._calls, self._used = self._calls[self._used :], 0
@@ -212,7 +218,7 @@ class ClippingInstrument:
         """Forget what was read: the step makes no record."""
         self.stepping = False
         self.start_over()
-        self._parts = []
+        self._parts, self._changed = [], False
 
     def start_over(self) -> None:
         """Forget the backward passes so far: their gradients were cleared, in a step those that it has used."""
@@ -230,9 +236,20 @@ class ClippingInstrument:
         places = self._places([parameters] if isinstance(parameters, Tensor) else list(parameters))
         if len(places):
             self._calls.append((places, float(limit), total.detach(), self.stepping))
+            self._begin(1)
             if self._marks:
                 self._writes += self._look(1)  # such a call writes once to each gradient
                 self._mark([slot for slot, _, _ in self._marks])
+
+    def _clips_values(self, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """Notice that ``clip_grad_value_`` is about to write to gradients."""
+        if self._marks and _values_are_clipped():
+            self._begin()
+
+    def _begin(self, known: int = 0) -> None:
+        """Count what was written to gradients before the first call of torch's clipping, which writes itself."""
+        if not self._clipping:
+            self._clipping, self._early = True, self._look(known)
 
     def _places(self, parameters: Sequence[Tensor]) -> Places:
         """Return the numbers of these parameters in the model; looked up once for each set of them."""
@@ -264,7 +281,8 @@ class ClippingInstrument:
         if self._first is None or not (owners == self._reached or set(self._reached) <= set(owners)):
             self._first, self._reached = norms, owners
         self._last, self._owners = norms, owners
-        self._writes = 0
+        self._writes = self._early = 0
+        self._clipping = False
         self._mark([Slot(module, key) for (module, key, _), _ in held[:: -(-len(held) // LOOKED_AT)]])
 
     def _mark(self, places: Sequence[Slot]) -> None:
@@ -289,19 +307,28 @@ def _bound(parameters: Any, max_norm: float, total_norm: Any, *_args: Any, **_kw
     return parameters, max_norm, total_norm
 
 
-def _clip_spies(see: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> list[Spy]:
-    """Return spies on ``clip_grads_with_norm_`` where ``clip_grad_norm_`` looks it up, and under its public name.
+def _clip_spies(norm: See, values: See) -> list[Spy]:
+    """Return spies on what torch's clipping looks up, and on the public name of ``clip_grads_with_norm_``.
 
-    So each call of ``clip_grad_norm_`` is seen, whatever name the caller knows that by.
+    So each call of ``clip_grad_norm_`` and ``clip_grad_value_`` is seen, whatever name the caller knows it by.
     """
-    wanted = inspect.unwrap(torch.nn.utils.clip_grads_with_norm_)
+    wanted, grouping = map(inspect.unwrap, (torch.nn.utils.clip_grads_with_norm_, torch_private.grouping))
     home = sys.modules[inspect.unwrap(torch.nn.utils.clip_grad_norm_).__module__]
-    names = [name for name, value in vars(home).items() if callable(value) and inspect.unwrap(value) is wanted]
-    spies = [Spy(home, name, see, lists=True) for name in names]
-    spies.append(Spy(torch.nn.utils, "clip_grads_with_norm_", see, lists=True))
+    inner = [(name, inspect.unwrap(value)) for name, value in vars(home).items() if callable(value)]
+    spies = [Spy(home, name, norm, lists=True) for name, value in inner if value is wanted]
+    spies += [Spy(home, name, values) for name, value in inner if value is grouping]
+    spies.append(Spy(torch.nn.utils, "clip_grads_with_norm_", norm, lists=True))
     for spy in spies:
         spy.always = True
     return spies
+
+
+def _values_are_clipped() -> bool:
+    """Return whether what calls this was called by ``clip_grad_value_``."""
+    wanted, frame = inspect.unwrap(torch.nn.utils.clip_grad_value_).__code__, inspect.currentframe()
+    while frame is not None and frame.f_code is not wanted:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _chosen(norms: Tensor, places: list[int]) -> Tensor:

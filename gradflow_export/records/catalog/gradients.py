@@ -37,7 +37,8 @@ def specs() -> tuple[MetricSpec, ...]:
           "Cochran 1977, Sampling Techniques, section 6.3", "c", low=0.0),
         s("gradient.norm_before_clip", "gradient norm before clipping", "gradient", "run",
           "(sum_p ||g_p||_2^2)^(1/2) before clipping. At every step where torch.nn.utils.clip_grad_norm_ or "
-          "clip_grads_with_norm_ is called: used norms divided by min(1, max_norm / (total_norm + 1e-6)). For any "
+          "clip_grads_with_norm_ is called: used norms divided by min(1, max_norm / (total_norm + 1e-6)); with "
+          "clip_grad_value_ before it as left by backward; what was changed by hand before is not clipping. For any "
           "other change between backward and step: norms at the end of the last backward pass, on sampled steps, and "
           "at every step for 32 steps after one that shows such a change (on a GPU not one through .data). So of "
           "clipping by hand that is further apart only sampled steps have it. Of an optimizer that writes to gradients "
