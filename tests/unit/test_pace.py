@@ -165,6 +165,21 @@ def test_no_burst_that_the_budget_does_not_pay_for():
     assert not pace.on_credit
 
 
+@pytest.mark.parametrize("begin", [601, 602, 607, 613])
+def test_a_burst_is_read_in_whole_from_its_first_step(begin):
+    """Wherever it begins: what is exact is known from three steps in a row, and the first of them dates it."""
+    pace, schedule, whole = Pace(), Schedule(), []
+    pace.worker = Judge(pace, set(), [0])
+    for step in range(101, begin + 10):
+        if step == begin:
+            pace.suspect(begin - 1, schedule, 1.0, spacing=32)
+        if pace.begin(step, schedule, spacing=pace.spacing(32), paused=False, alone=True):
+            due = schedule.due(step, **pace.wants, stretch=16.0, spacing=pace.passed(schedule, 32))
+            whole += [step] * ({"activations", "blocks", "logits", "wiring"} <= due)
+        pace.end()
+    assert whole == [begin, begin + 1, begin + 2]
+
+
 @pytest.mark.parametrize("usual", [4, 32])
 def test_a_burst_reads_no_instrument_twice(usual):
     """What falls due is read once for each time its interval is over, in a burst and around it."""
