@@ -208,20 +208,21 @@ class Judge:
             return None
         layers = tuple(key[2] for key in free) if rule.by_layer else finding.layers
         finding = finding.about(layers) if finding.about is not None else finding
-        issue = Issue(
+        since = min(watches[key].since for key in free)
+        self._count += 1
+        self._issues[self._count] = Issue(
             issue_type=finding.issue_type,
             severity=finding.severity,
             layer=layers[0],
-            step=min(watches[key].since for key in free),
+            step=since,
             value=finding.value,
             threshold=finding.threshold,
             message=finding.message,
             advice=finding.advice,
             layers=layers,
             cause=finding.origin,
+            before=self._history.unread(since) if finding.before is None else finding.before,
         )
-        self._count += 1
-        self._issues[self._count] = issue
         self._open.append(_Open(index, self._count, set(free)))
         if free[0][1].endswith(MEANT):
             self._quiet.add(self._count)
@@ -286,12 +287,9 @@ class Judge:
         for index, (rule, watches) in enumerate(zip(self._rules, self._watches, strict=True)):
             if watches:
                 kept = {key for number, key in in_use if number == index}
-                for key in [
-                    key
-                    for key, watch in watches.items()
-                    if key not in kept and watch.negatives >= rule.heal and watch.barred_until < step
-                ]:
-                    del watches[key]
+                for key, watch in tuple(watches.items()):
+                    if key not in kept and watch.negatives >= rule.heal and watch.barred_until < step:
+                        del watches[key]
         while len(self._issues) - len(self._open) > self._keep:
             numbers = {item.number for item in self._open}
             oldest = next(number for number in self._issues if number not in numbers)
