@@ -267,7 +267,7 @@ class Judge:
                 over = issue.healed_step is not None and issue.healed_step + rule.cooldown < step
                 return not over and issue.severity >= min(finding.severity, Severity.MEDIUM)  # remarks explain remarks
             same = (finding.issue_type, finding.layers[:1]) == (issue.issue_type, (issue.layer,))
-            begun = finding.since is not None and issue.step <= finding.since < (issue.healed_step or 0)
+            begun = finding.since is not None and finding.since < (issue.healed_step or 0)
             return same and begun and finding.severity < Severity.MEDIUM <= issue.severity
 
         return any(map(explains, self._issues.values()))

@@ -152,10 +152,11 @@ class LearningRate(Rule):
         begun = first_step(history, self.gain)
         begun = begun if begun >= self.replaced else float(ratios[int(np.argmax(big))])  # not where rates rose
         lower = rate.high / min(max(begun / 1e-2, 10.0), 1e3)
+        over = f" over {number(high)}" if high > max(now, self.leap * first) else ""
         message = (
             f"{int(big.sum())} of {len(ratios)} measured steps changed the weights of half of the layers by more "
             f"than {number(100 * self.replaced)} % of their norm, up to {number(100 * worst)} %, and the loss went "
-            f"from {number(first)}{f' over {number(high)}' if high > max(now, self.leap * first) else ''} to {number(now)}."
+            f"from {number(first)}{over} to {number(now)}."
         )
         to = f" from {number(rate.high)} to about {number(lower)}" if rate.count else ""
         advice = f"lower the learning rate{to}; updates of about 0.1 % of the weight norm are usual."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,7 @@ def causes(optimizer, seed, *, act=nn.ReLU, scale=1.0, steps=150):
     """Return the open issues that no other explains, of a classifier of four clusters in eight dimensions."""
     torch.manual_seed(seed)
     widths = [8, 48, 48, 48]
-    layers = [each for a, b in zip(widths, widths[1:], strict=False) for each in (nn.Linear(a, b), act())]
+    layers = [each for a, b in itertools.pairwise(widths) for each in (nn.Linear(a, b), act())]
     model, data = nn.Sequential(*layers, nn.Linear(48, 4)), torch.Generator().manual_seed(seed)
     steps_of, centres = optimizer(model.parameters()), scale * torch.randn(4, 8, generator=data)
     with Exporter(model, backends=[], verbose=0, strict=True, synchronous=True).watch() as exporter:

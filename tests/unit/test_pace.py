@@ -136,6 +136,20 @@ def test_a_suspicion_buys_a_burst_of_records(usual):
     assert not pace.on_credit
 
 
+@pytest.mark.parametrize("usual", [2, 32])
+def test_a_request_buys_a_burst_where_steps_are_skipped(usual):
+    """What a rule needs in several steps in a row is read in them; without a budget they are read anyway."""
+    for spacing in (usual, 1):
+        pace = Pace()
+        pace.worker = Judge(pace, set(), [0])
+        pace.ask(300)
+        found = burst(pace, spacing, 20 * usual, 301)
+        assert pace.flagged == {}
+        begin = next(step for step in found if step >= 300 + DELAY)
+        assert (begin, begin + 1, begin + 2) == tuple(found[found.index(begin) :][:3])
+        assert pace.on_credit == (spacing > 1 and pace.spacing(spacing) < spacing)
+
+
 @given(st.lists(st.integers(101, 20_000), max_size=300), st.sampled_from([2, 16, 64]))
 def test_bursts_are_earned(suspicions, usual):
     """However often steps are unlike others, what is recorded on credit is bounded by what is recorded in turn."""
