@@ -274,8 +274,7 @@ class Judge:
 
     def _numerical(self, but: int | None = None) -> bool:
         """Whether the run is non-finite, as another rule than ``but`` found."""
-        open_ones = (item for item in self._open if item.rule != but)
-        return any(self._issues[item.number].issue_type is IssueType.NUMERICAL for item in open_ones)
+        return IssueType.NUMERICAL in {self._issues[item.number].issue_type for item in self._open if item.rule != but}
 
     def _blind(self, index: int, loss: float | None) -> bool:
         """Whether a rule that finds nothing has seen nothing, because the run is not finite."""
@@ -298,8 +297,7 @@ class Judge:
 
 
 def _keys(rule: Rule, finding: Finding) -> list[_Key]:
-    units = finding.layers if rule.by_layer else (_WHOLE,)
-    return [(finding.issue_type, finding.cause, unit) for unit in units]
+    return [(finding.issue_type, finding.cause, unit) for unit in (finding.layers if rule.by_layer else (_WHOLE,))]
 
 
 def _split(findings: tuple[Finding, ...], ignored: Ignored) -> tuple[Finding, ...]:

@@ -110,8 +110,11 @@ class LearningRate(Rule):
         """Judge the steps so far by what the loss did."""
         loss = history.run("loss")
         if loss.count < self.least or not np.isfinite(loss.values[-10:]).all():
-            rises = loss.last >= loss.high > self.leap * loss.first
-            return tuple(self._large(history, loss.first, loss.last)) if rises else ()
+            return (
+                tuple(self._large(history, loss.first, loss.last))
+                if loss.last >= loss.high > self.leap * loss.first
+                else ()
+            )
         _, past = loss.whole()
         # What comes after the first may be what too large a step did.
         first, now = min(median(past[:3]), loss.first), median(loss.values[-10:])

@@ -61,10 +61,10 @@ class Since(Rule):
 
 
 @pytest.mark.parametrize(
-    ("since", "found"), [(3, [Severity.HIGH]), (2, [Severity.HIGH, Severity.LOW]), (6, [Severity.HIGH, Severity.LOW])]
+    ("since", "found"), [(3, [Severity.HIGH]), (2, [Severity.HIGH]), (6, [Severity.HIGH, Severity.LOW])]
 )
 def test_a_remark_on_what_began_as_a_worse_issue_that_is_over_is_none_beside_it(since, found):
-    """Both would be one issue, with the severity and the fix of the remark."""
+    """Both would be one issue, with the severity and the fix of the remark, and two dates for one event."""
     judge = Judge([Since(severity=Severity.HIGH), Since(since=since)], strict=True)
     for step, loss in enumerate((0.0, 0.0, 9.0, 9.0, 2.0, 2.0), 1):
         judge.check(record(step, loss=loss))
