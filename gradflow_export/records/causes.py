@@ -266,7 +266,8 @@ class _Cause:
         """Whether this issue explains one of a type that it may explain."""
         mine = self.issue
         grew = other.issue_type in ENDS_IN.get(mine.issue_type, ())
-        if grew and (not (mine.step < other.step and mine.severity >= Severity.HIGH) or _begins(other, mine)):
+        first = mine.step - mine.before if mine.issue_type in STANDING else mine.step
+        if grew and (not (first < other.step and mine.severity >= Severity.HIGH) or _begins(other, mine)):
             return False
         if not self._fits(other) or mine.severity < min(other.severity, Severity.MEDIUM):
             return False

@@ -125,6 +125,16 @@ def test_a_loss_that_leaps_as_units_die_is_explained_by_them(kind, effect, step,
             assert found[kind] == pair[1].key
 
 
+@pytest.mark.parametrize(("before", "explained"), [(0, False), (1, True), (62, True)])
+def test_a_rate_explains_units_that_died_in_the_steps_that_were_not_read(before, explained):
+    """Both are first seen in one record, and the rate may have been so high in the steps before it."""
+    rate, dead = (
+        issue(IssueType.LEARNING_RATE, "", step=319, before=before),
+        issue(IssueType.DEAD, step=319, before=110),
+    )
+    assert with_causes([dead, rate])[0].explained_by == (rate.key if explained else None)
+
+
 def test_no_issue_explains_itself_whatever_the_steps():
     """Of all steps near each other of five types that may lead round, one is the head and each group has one."""
     kinds = (IssueType.EXPLODING, IssueType.NUMERICAL, IssueType.DIVERGING, IssueType.DEAD, IssueType.LOSS_SPIKE)
