@@ -140,10 +140,12 @@ class Schedule:
             asked: Whether a rule wants to see everything now, whatever the interval.
             close: Whether what ``CLOSE`` names is read now, because a step was unlike those before it.
             stretch: By what factor intervals are longer than they are set, to stay within a budget.
-            spacing: Of how many steps one is recorded. What fell due since the last one is read then.
+            spacing: Steps since the last record. What fell due in them is read then.
         """
-        read = CLOSE.intersection(self.intervals) if close and self.recorded(step, spacing) else frozenset()
-        if not self.recorded(step, spacing) or self._is_quiet(step, asked, stretch, spacing):
+        if not self.recorded(step):
+            return frozenset()
+        read = CLOSE.intersection(self.intervals) if close else frozenset()
+        if self._is_quiet(step, asked, stretch, spacing):
             return read
         return read.union(name for name in self.intervals if self._is_due(name, step, asked, stretch, spacing))
 

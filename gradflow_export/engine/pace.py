@@ -175,10 +175,12 @@ class Pace:
             return False
         if alone:
             self.worker.wait_past(step - DELAY)
+            self._asked = self._is_asked(step)
+            if self._asked and spacing > 1:  # what one reading shows may take several in a row to be known
+                self.suspect(step, schedule, stretch, spacing=spacing)
             looked = math.inf if self._look is None else self._look
             # What two steps in a row show is not yet known at the first of a burst.
             self.close = looked < CLOSE_STEPS + self.on_credit
-            self._asked = self._is_asked(step)
             if self._doubts:
                 interval = math.ceil(schedule.intervals["wiring"] * stretch) if stretch > 1 else None
                 self._asked |= self._is_doubted(step, interval)

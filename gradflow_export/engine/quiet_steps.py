@@ -82,7 +82,8 @@ class QuietSteps:
             if optimizer not in self._glances:
                 self._glances[optimizer] = Glance(optimizer)
             glance = self._glances[optimizer]
-            seen = glance.sees(optimizer, at)
+            model = loop.hand.model()
+            seen = glance.sees(optimizer, at, None if model is None else model.training)
             looks = seen and loop.pace.suspect(at, loop.schedule, loop.clock.stretch, spacing=loop.clock.spacing)
             later = 0 if looks else 1 if glance.doubts else self._between
         except Exception as error:

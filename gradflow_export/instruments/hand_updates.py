@@ -41,7 +41,7 @@ class HandUpdates:
     def __init__(
         self, model: Callable[[], nn.Module | None], code: CompiledCode | None = None, *, guard: Guard = unguarded
     ) -> None:
-        self._model, self._code, self._hook = model, code, guard(self._called)
+        self.model, self._code, self._hook = model, code, guard(self._called)
         self.on_pass: Callable[[nn.Module, bool], None] = lambda _model, _again: None
         self.on_step: Callable[[nn.Module], None] = lambda _model: None
         self.on, self._waits, self._read = True, False, False
@@ -55,13 +55,13 @@ class HandUpdates:
     def begin(self) -> None:
         """Take notice of a backward pass that begins; an update before it makes a step."""
         self.look()
-        model = self._model()
+        model = self.model()
         if not self._waits and model is not None:
             self._waits, self._before = True, _known(model)
 
     def over(self) -> None:
         """Take notice of the end of a backward pass that added to gradients."""
-        model = self._model()
+        model = self.model()
         if model is None or not (self.on and self._by_hand):
             return
         self.on_pass(model, self._read)
@@ -73,7 +73,7 @@ class HandUpdates:
     def look(self) -> None:
         """Report a step where the weights are others than at the last backward pass."""
         self._unhook()
-        model = self._model()
+        model = self.model()
         if not (self._waits and self.on) or model is None or self._by_hand is False or _stand_in(model):
             return
         if _known(model) == self._before:

@@ -43,9 +43,11 @@ EXPLAINS: Mapping[IssueType, Mapping[IssueType, Where]] = MappingProxyType({
     },
     _T.BAD_INIT: {
         **_STEPS, **_SHUT, _T.STAGNATION: _R, _T.DEAD: _R, _T.SATURATION: _R, _T.NUMERICAL: _R, _T.RANK_COLLAPSE: _R,
-        _T.HEAD_REDUNDANCY: _L, _T.NOT_LEARNING: _R,
+        _T.HEAD_REDUNDANCY: _L, _T.NOT_LEARNING: _R, _T.LEARNING_RATE: _R,
     },
-    _T.DATA_SCALE: {**_STEPS, _T.DEAD: _R, _T.SATURATION: _R, _T.NUMERICAL: _R, _T.NOT_LEARNING: _R},
+    _T.DATA_SCALE: {
+        **_STEPS, _T.LEARNING_RATE: _R, _T.DEAD: _R, _T.SATURATION: _R, _T.NUMERICAL: _R, _T.NOT_LEARNING: _R,
+    },
     _T.STALE_GRAD: {
         **_STEPS, _T.LEARNING_RATE: _R, _T.BOTTLENECK: _R, _T.NUMERICAL: _R, _T.NOT_LEARNING: _R, _T.SATURATION: _R,
         _T.DEAD: _R, _T.VANISHING: _R,
@@ -55,8 +57,8 @@ EXPLAINS: Mapping[IssueType, Mapping[IssueType, Where]] = MappingProxyType({
     },
     _T.BAD_TARGETS: {_T.NOT_LEARNING: _R},
     _T.CAPACITY: {_T.NOT_LEARNING: _R},
-    _T.DEAD: {**_SHUT, _T.NOT_LEARNING: _R},
-    _T.SATURATION: _SHUT,
+    _T.DEAD: {**_SHUT, _T.NOT_LEARNING: _R, _T.COLLAPSE: _R},
+    _T.SATURATION: {**_SHUT, _T.COLLAPSE: _R},
     _T.VANISHING: {_T.STAGNATION: _R, _T.BOTTLENECK: _R, _T.RECURRENT_SUBCRITICAL: _L},
     _T.DIVERGING: {_T.EXPLODING: _R, _T.LOSS_SPIKE: _R, _T.UNSTABLE: _R, _T.NOT_LEARNING: _R},
     _T.EXPLODING: {_T.LOSS_SPIKE: _R, _T.UNSTABLE: _R, _T.BOTTLENECK: _R, _T.ATTENTION_COLLAPSE: _R},
@@ -95,6 +97,14 @@ ENDS_IN: Mapping[IssueType, frozenset[IssueType]] = MappingProxyType({
 """What a type ends in that began in an earlier step: growth in an overflow, steps too large in units that are dead.
 
 Only what is HIGH or worse ends so. Where :data:`EXPLAINS` has the two the other way round, the earlier one explains.
+"""
+
+BEGINS: Mapping[IssueType, frozenset[IssueType]] = MappingProxyType(
+    dict.fromkeys((_T.DEAD, _T.SATURATION), frozenset((_T.DIVERGING, _T.LOSS_SPIKE)))
+)
+"""What begins with a type, in steps of which none is known to have been earlier: units die, and the loss leaps.
+
+A loss that leaps later is news of its own. One that had risen before ends in it, see :data:`ENDS_IN`.
 """
 
 STANDING = frozenset((
@@ -138,7 +148,7 @@ def with_causes(issues: Iterable[Issue]) -> tuple[Issue, ...]:
     explains nothing that is still there, and a note (``INFO``, ``LOW``) nothing that is worse. Of several causes the
     worst counts, of these one that shows in the layers of the issue, of these the earliest; a cause that is explained
     itself passes on to what explains it. What grew in earlier steps explains what :data:`ENDS_IN` says, and is not
-    explained by it.
+    explained by it; what began with it is, as :data:`BEGINS` says.
 
     Args:
         issues: Of one run.
@@ -171,7 +181,14 @@ def with_causes(issues: Iterable[Issue]) -> tuple[Issue, ...]:
 
 def _where(kind: IssueType, other: IssueType) -> Where | None:
     """Return where one type explains another; ``None`` where it does not."""
-    return Where.RUN if other in ENDS_IN.get(kind, ()) else EXPLAINS[kind].get(other)
+    return Where.RUN if other in ENDS_IN.get(kind, ()) or other in BEGINS.get(kind, ()) else EXPLAINS[kind].get(other)
+
+
+def _begins(cause: Issue, effect: Issue) -> bool:
+    """Whether a cause is of a type that another one begins with, and both may have begun in the same step."""
+    first = cause.step - cause.before
+    known = effect.issue_type in BEGINS.get(cause.issue_type, ())
+    return known and first <= effect.step and effect.step - effect.before <= cause.step + LAG
 
 
 def groups(issues: Iterable[Issue]) -> tuple[Group, ...]:
@@ -249,7 +266,8 @@ class _Cause:
         """Whether this issue explains one of a type that it may explain."""
         mine = self.issue
         grew = other.issue_type in ENDS_IN.get(mine.issue_type, ())
-        if grew and not (mine.step < other.step and mine.severity >= Severity.HIGH):
+        first = mine.step - mine.before if mine.issue_type in STANDING else mine.step
+        if grew and (not (first < other.step and mine.severity >= Severity.HIGH) or _begins(other, mine)):
             return False
         if not self._fits(other) or mine.severity < min(other.severity, Severity.MEDIUM):
             return False
@@ -265,6 +283,8 @@ class _Cause:
         mine = self.issue
         if other.open and not mine.open:
             return False
+        if other.issue_type in BEGINS.get(mine.issue_type, ()):
+            return _begins(mine, other)
         if mine.issue_type in ENDS_IN.get(other.issue_type, ()) and other.step < mine.step:
             return False
         healed = mine.healed_step is not None and mine.healed_step + LAG < other.step

@@ -99,6 +99,7 @@ class Issue:
         cause: The cause in a few words, if known. For a NaN it is the origin; other layers with NaN are consequences.
         explained_by: ``key`` of the issue of the same run that explains this one. ``None`` if there is none or it was
             not determined; :func:`gradflow_export.records.causes.with_causes` determines it.
+        before: Number of steps directly before ``step`` in which the condition may have held already: none was read.
     """
 
     issue_type: IssueType
@@ -113,6 +114,7 @@ class Issue:
     healed_step: int | None = None
     cause: str = ""
     explained_by: tuple[str, str, int] | None = None
+    before: int = 0
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -122,6 +124,16 @@ class Issue:
     def key(self) -> tuple[str, str, int]:
         """What tells one issue of a run from another: type, layer, first step."""
         return self.issue_type.value, self.layer, self.step
+
+    @property
+    def since(self) -> str:
+        """When it began, in words.
+
+        >>> Issue(IssueType.DEAD, Severity.HIGH, "a", 325, 1.0, 0.9, "", "", before=13).since
+        'since step 325, or up to 13 steps before'
+        """
+        unread = f", or up to {self.before} step{'s' * (self.before > 1)} before" if self.before else ""
+        return f"since step {self.step}{unread}"
 
     @property
     def open(self) -> bool:
@@ -134,7 +146,7 @@ class Issue:
         more = f" (+{len(self.layers) - 1} more)" if len(self.layers) > 1 else ""
         until = "" if self.healed_step is None else f" until step {self.healed_step}"
         return (
-            f"[{self.severity.name}] {self.issue_type} in {where}{more} since step {self.step}{until}: "
+            f"[{self.severity.name}] {self.issue_type} in {where}{more} {self.since}{until}: "
             f"{self.message} Fix: {self.advice}"
         )
 
@@ -175,6 +187,7 @@ def issue_to_json(issue: Issue) -> dict[str, Any]:
         "healed_step": issue.healed_step,
         "cause": issue.cause,
         "explained_by": None if issue.explained_by is None else list(issue.explained_by),
+        "before": issue.before,
     }
 
 
@@ -194,4 +207,5 @@ def issue_from_json(data: Mapping[str, Any]) -> Issue:
         healed_step=data["healed_step"],
         cause=data.get("cause", ""),
         explained_by=(str(explained[0]), str(explained[1]), int(explained[2])) if explained else None,
+        before=data.get("before", 0),
     )

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from gradflow_export.records.statistics import ENDS, Ends
-from gradflow_export.records.step_record import Reading, Severity, StepRecord, passes_alone
+from gradflow_export.records.step_record import Issue, Reading, Severity, StepRecord, passes_alone
 
 HARDLY = 0.97
 """Fraction of the first loss at or above which a loss hardly fell."""
@@ -116,15 +116,14 @@ def own_losses(seen: Reading | None) -> set[str]:
     return set(sites) if len(sites) == 1 or len(np.unique(seen.values[seen.present])) > 1 else set()
 
 
-def problem(kind: object, layer: str, step: int | None) -> str:
+def problem(issue: Issue, *, stepped: bool = True) -> str:
     """Name one open problem.
 
     Args:
-        kind: Its type.
-        layer: The layer, empty for the whole model.
-        step: Since when, ``None`` where no optimizer has stepped.
+        issue: The problem.
+        stepped: Whether an optimizer has stepped, so that it is known since when.
     """
-    return f"{kind} in {layer or 'the whole model'}{'' if step is None else f' since step {step}'}"
+    return f"{issue.issue_type} in {issue.layer or 'the whole model'}{f' {issue.since}' if stepped else ''}"
 
 
 def verdict(

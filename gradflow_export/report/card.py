@@ -82,7 +82,7 @@ def _item(issue: Issue) -> str:
     where, until = issue.layer or "the whole model", "" if issue.open else f", healed at step {issue.healed_step}"
     return (
         f'<li><b style="color:{_colour(issue.severity)}">{issue.issue_type}</b> in <code>{escape(where)}</code> '
-        f"since step {issue.step}{until}: {escape(issue.message)} "
+        f"{issue.since}{until}: {escape(issue.message)} "
         f'<span style="opacity:.7">{escape(issue.advice)}</span></li>'
     )
 

@@ -218,7 +218,7 @@ class RunSummary:
         return str(self.judged)
 
     def _named(self, issue: Issue) -> str:
-        return problem(issue.issue_type, issue.layer, issue.step if self.course.stepped else None)
+        return problem(issue, stepped=self.course.stepped)
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, ready for ``json.dumps(..., allow_nan=False)``; NaN and the infinities are strings."""

@@ -87,7 +87,7 @@ def issue_lines(issue: Issue, also: str = "") -> list[str]:
     """
     where, until = issue.layer or "the whole model", "" if issue.open else f", healed at step {issue.healed_step}"
     lines = [
-        f"  [{issue.severity.name}] {issue.issue_type} in {where} since step {issue.step}{until}",
+        f"  [{issue.severity.name}] {issue.issue_type} in {where} {issue.since}{until}",
         f"    evidence {issue.message}",
         f"    value    {issue.value:.4g}, threshold {issue.threshold:.4g}",
     ]

@@ -25,6 +25,7 @@ class Finding:
         message: One sentence with the numbers in words.
         advice: What to do, concretely.
         since: The first step at which it held, where the rule knows better than the judge; 1 is the first that it saw.
+        before: Number of steps directly before it in which nothing was read that would show it, if the rule knows.
         cause: Distinguishes two reasons for the same type; findings of one cause share one issue.
         urgent: Opens at once, without the rule's patience: the evidence is beyond noise.
         follows_from: Types whose issue, while open or just healed, explains this finding; it is then not reported.
@@ -40,6 +41,7 @@ class Finding:
     message: str
     advice: str
     since: int | None = None
+    before: int | None = None
     cause: str = ""
     urgent: bool = False
     follows_from: tuple[IssueType, ...] = ()

@@ -203,6 +203,11 @@ class History:
             known = self._runs[metric] = RunSeries(self._window)
         return known
 
+    def unread(self, step: int) -> int:
+        """Return how many steps lie between a recent step and the last loss read before it; 0 where none is known."""
+        steps = self.run("loss").steps
+        return int((step - 1 - steps[steps < step][-1:]).sum())
+
     def at_sites(self, metric: str) -> SiteSeries:
         """Return the past of a metric with many sites; empty when it never arrived."""
         if metric not in self._sites:

@@ -208,20 +208,21 @@ class Judge:
             return None
         layers = tuple(key[2] for key in free) if rule.by_layer else finding.layers
         finding = finding.about(layers) if finding.about is not None else finding
-        issue = Issue(
+        since = min(watches[key].since for key in free)
+        self._count += 1
+        self._issues[self._count] = Issue(
             issue_type=finding.issue_type,
             severity=finding.severity,
             layer=layers[0],
-            step=min(watches[key].since for key in free),
+            step=since,
             value=finding.value,
             threshold=finding.threshold,
             message=finding.message,
             advice=finding.advice,
             layers=layers,
             cause=finding.origin,
+            before=self._history.unread(since) if finding.before is None else finding.before,
         )
-        self._count += 1
-        self._issues[self._count] = issue
         self._open.append(_Open(index, self._count, set(free)))
         if free[0][1].endswith(MEANT):
             self._quiet.add(self._count)
@@ -266,15 +267,14 @@ class Judge:
                 over = issue.healed_step is not None and issue.healed_step + rule.cooldown < step
                 return not over and issue.severity >= min(finding.severity, Severity.MEDIUM)  # remarks explain remarks
             same = (finding.issue_type, finding.layers[:1]) == (issue.issue_type, (issue.layer,))
-            begun = finding.since is not None and issue.step <= finding.since < (issue.healed_step or 0)
+            begun = finding.since is not None and finding.since < (issue.healed_step or 0)
             return same and begun and finding.severity < Severity.MEDIUM <= issue.severity
 
         return any(map(explains, self._issues.values()))
 
     def _numerical(self, but: int | None = None) -> bool:
         """Whether the run is non-finite, as another rule than ``but`` found."""
-        open_ones = (item for item in self._open if item.rule != but)
-        return any(self._issues[item.number].issue_type is IssueType.NUMERICAL for item in open_ones)
+        return IssueType.NUMERICAL in {self._issues[item.number].issue_type for item in self._open if item.rule != but}
 
     def _blind(self, index: int, loss: float | None) -> bool:
         """Whether a rule that finds nothing has seen nothing, because the run is not finite."""
@@ -286,12 +286,9 @@ class Judge:
         for index, (rule, watches) in enumerate(zip(self._rules, self._watches, strict=True)):
             if watches:
                 kept = {key for number, key in in_use if number == index}
-                for key in [
-                    key
-                    for key, watch in watches.items()
-                    if key not in kept and watch.negatives >= rule.heal and watch.barred_until < step
-                ]:
-                    del watches[key]
+                for key, watch in tuple(watches.items()):
+                    if key not in kept and watch.negatives >= rule.heal and watch.barred_until < step:
+                        del watches[key]
         while len(self._issues) - len(self._open) > self._keep:
             numbers = {item.number for item in self._open}
             oldest = next(number for number in self._issues if number not in numbers)
@@ -300,8 +297,7 @@ class Judge:
 
 
 def _keys(rule: Rule, finding: Finding) -> list[_Key]:
-    units = finding.layers if rule.by_layer else (_WHOLE,)
-    return [(finding.issue_type, finding.cause, unit) for unit in units]
+    return [(finding.issue_type, finding.cause, unit) for unit in (finding.layers if rule.by_layer else (_WHOLE,))]
 
 
 def _split(findings: tuple[Finding, ...], ignored: Ignored) -> tuple[Finding, ...]:

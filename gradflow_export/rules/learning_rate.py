@@ -27,7 +27,9 @@ _A_LIMIT = 0.05
 class LearningRate(Rule):
     """Report learning rates at which the loss cannot fall: too large, too small, or decayed to nothing.
 
-    Too large: single updates change a large part of the weights, and afterwards the loss is no lower than at first.
+    Too large: single updates change a large part of the weights, and afterwards the loss is no lower than at first, or
+    above ``halfway`` of it if it has been ``leap`` times as high. A loss that is so high and still rises after an
+    update as large as the weights themselves is reported at once.
 
     Too small: all steps together would move the weights by less than ``travel`` of their norm, although they lead the
     same way, and the learning rate is not rising (warm-up). Gradients of a long window agree (``agree``), by ``ahead``
@@ -54,7 +56,8 @@ class LearningRate(Rule):
             and above, what is reported is a remark.
         agree: Minimum mean cosine of gradients that counts as agreement.
         ahead: Minimum ratio of that cosine to the movement of the weights over the whole run.
-        halfway: Minimum fraction of the first loss while gradients keep one direction.
+        halfway: Minimum fraction of the first loss while gradients keep one direction, or after such a leap.
+        leap: Minimum multiple of the first loss of a leap that no batch explains.
         settle: Number of steps before agreement is judged.
         patient: Number of steps before one direction is judged.
         tight: Fraction of the gradient below which clipping may be the cause.
@@ -73,6 +76,7 @@ class LearningRate(Rule):
     agree: float = 0.15
     ahead: float = 2.0
     halfway: float = 0.5
+    leap: float = 10.0
     settle: int = 80
     patient: int = 100
     tight: float = 0.1
@@ -106,7 +110,11 @@ class LearningRate(Rule):
         """Judge the steps so far by what the loss did."""
         loss = history.run("loss")
         if loss.count < self.least or not np.isfinite(loss.values[-10:]).all():
-            return ()
+            return (
+                tuple(self._large(history, loss.first, loss.last))
+                if loss.last >= loss.high > self.leap * loss.first
+                else ()
+            )
         _, past = loss.whole()
         # What comes after the first may be what too large a step did.
         first, now = min(median(past[:3]), loss.first), median(loss.values[-10:])
@@ -129,22 +137,29 @@ class LearningRate(Rule):
         loss, rate = history.run("loss"), history.run("learning_rate")
         if issue.cause != "too large" or not rate.count or rate.last < 0.5 * rate.high:
             return False
-        return not median(loss.values[-10:]) < self.fallen * loss.first
+        return not median(loss.values[-10:]) < self._level(history, loss.first)
+
+    def _level(self, history: History, first: float) -> float:
+        """Return the loss below which large steps did no harm: a lower one where they had it leap."""
+        return (self.halfway if history.run("loss").high > self.leap * first else self.fallen) * first
 
     def _large(self, history: History, first: float, now: float) -> Iterable[Finding]:
         steps, ratios = steps_of_layers(history, self.gain)
-        big = ratios >= self.replaced
-        if int(big.sum()) < self.times or now < self.fallen * first:
+        big, rate, worst = ratios >= self.replaced, history.run("learning_rate"), float(ratios.max(initial=0.0))
+        high, several = history.run("loss").high, int(big.sum()) >= self.times
+        if now < self._level(history, first) or not (
+            worst >= 1.0 if history.run("loss").count < self.least else several
+        ):
             return
-        rate, worst = history.run("learning_rate"), float(ratios[big].max())
         # Later steps may be those of a run that has exploded: the first one tells how much too large the rate is.
         begun = first_step(history, self.gain)
         begun = begun if begun >= self.replaced else float(ratios[int(np.argmax(big))])  # not where rates rose
         lower = rate.high / min(max(begun / 1e-2, 10.0), 1e3)
+        over = f" over {number(high)}" if high > max(now, self.leap * first) else ""
         message = (
             f"{int(big.sum())} of {len(ratios)} measured steps changed the weights of half of the layers by more "
             f"than {number(100 * self.replaced)} % of their norm, up to {number(100 * worst)} %, and the loss went "
-            f"from {number(first)} to {number(now)}."
+            f"from {number(first)}{over} to {number(now)}."
         )
         to = f" from {number(rate.high)} to about {number(lower)}" if rate.count else ""
         advice = f"lower the learning rate{to}; updates of about 0.1 % of the weight norm are usual."

@@ -107,8 +107,7 @@ class MemoryLeak(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the memory of the run so far."""
-        found = (self._judge(metric, history) for metric in self.needs)
-        return tuple(finding for finding in found if finding is not None)
+        return tuple(filter(None, (self._judge(metric, history) for metric in self.needs)))
 
     def _judge(self, metric: str, history: History) -> Finding | None:
         series = history.run(metric)

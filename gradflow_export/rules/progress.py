@@ -135,8 +135,9 @@ class Stagnation(Rule):
             [NOT_OWNED, NO_GRADIENT, ZERO_RATE, "", ZERO_GRADIENT],
             ROUNDING,
         )
-        found = dict.fromkeys(why[still].tolist())
-        return {reason: tuple(compress(sites, still & (why == reason))) for reason in found if reason}
+        return {
+            each: tuple(compress(sites, still & (why == each))) for each in dict.fromkeys(why[still].tolist()) if each
+        }
 
     def _cut(self, history: History, sites: tuple[str, ...]) -> dict[str, int]:
         """Return since when parameters get a gradient of exactly 0, beside others of their module that have one."""
@@ -346,8 +347,7 @@ def _part_unchosen(reasons: dict[str, tuple[str, ...]], alive: set[str], history
 
 def shut(history: History) -> bool:
     """Whether all outputs of some activation are 0, or flat, in the latest reading: no gradient passes it."""
-    shares = (history.at_sites(metric) for metric in _SHUT)
-    return any(bool((each.present[-1:] & (each.values[-1:] == 1.0)).any()) for each in shares)
+    return any(bool((each.present[-1:] & (each.values[-1:] == 1.0)).any()) for each in map(history.at_sites, _SHUT))
 
 
 def _unchanged(sites: tuple[str, ...], readings: SiteSeries) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -229,8 +229,12 @@ class FixedSpike(_Fixed):
         message = (
             f"the loss went from {number(float(last[0]))} to {number(float(last[1]))}, {number(factor)} times as much."
         )
-        advice = f"check the batch of step {record.step} for outliers; {_CLIP}"
-        return (Finding(IssueType.LOSS_SPIKE, Severity.MEDIUM, ("",), factor, self.threshold, message, advice),)
+        return (
+            Finding(
+                IssueType.LOSS_SPIKE, Severity.MEDIUM, ("",), factor, self.threshold, message,
+                f"check the batch of step {record.step} for outliers; {_CLIP}",
+            ),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,9 +256,13 @@ class FixedMemory(_Fixed):
         used = record.value("runtime.rss")
         if used is None or not used > self.threshold:
             return ()
-        message = f"resident memory is {number(used)} MB, above {number(self.threshold)} MB."
-        advice = "load less data at a time, use fewer workers, or raise memory_usage_threshold."
-        return (Finding(IssueType.MEMORY_USAGE, Severity.MEDIUM, ("",), used, self.threshold, message, advice),)
+        return (
+            Finding(
+                IssueType.MEMORY_USAGE, Severity.MEDIUM, ("",), used, self.threshold,
+                f"resident memory is {number(used)} MB, above {number(self.threshold)} MB.",
+                "load less data at a time, use fewer workers, or raise memory_usage_threshold.",
+            ),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,8 +293,12 @@ class FixedUnstable(_Fixed):
         variation = float(norms.std(ddof=1) / norms.mean())
         if not (math.isfinite(variation) and variation > self.threshold):
             return ()
-        message = f"the gradient norm varies by {number(variation)} times its mean over {len(norms)} steps."
-        return (Finding(IssueType.UNSTABLE, Severity.MEDIUM, ("",), variation, self.threshold, message, _CLIP),)
+        return (
+            Finding(
+                IssueType.UNSTABLE, Severity.MEDIUM, ("",), variation, self.threshold,
+                f"the gradient norm varies by {number(variation)} times its mean over {len(norms)} steps.", _CLIP,
+            ),
+        )  # fmt: skip
 
 
 def _frozen(record: StepRecord, reading: Reading, history: History) -> npt.NDArray[np.bool_]:

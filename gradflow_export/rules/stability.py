@@ -147,8 +147,7 @@ class Unstable(Rule):
         loss = history.run("loss")
         if loss.count == 0 or loss.low < 0:
             return np.zeros(len(steps), dtype=np.bool_)
-        small = loss.steps[loss.values < self.solved * loss.first]
-        return np.isin(steps, small)
+        return np.isin(steps, loss.steps[loss.values < self.solved * loss.first])
 
     def _turns(
         self, values: Floats, steps: npt.NDArray[np.int64], greatest: float, history: History

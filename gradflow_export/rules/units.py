@@ -9,6 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
@@ -42,14 +43,16 @@ class Dead(Rule):
         """Judge the dead shares of this record."""
         reading, zero = reading_of(record, "activation.dead_share"), history.at_sites("activation.zero_share")
         start = dict(zip(zero.sites, begun(zero.steps, zero.present & (zero.values == 1.0)).tolist(), strict=True))
-        found: dict[int | None, dict[str, float]] = {}
+        found: dict[int, dict[str, float]] = {}
         for site, value, here in zip(reading.sites, reading.values.tolist(), reading.present.tolist(), strict=True):
-            begin = zero.steps[start.get(site, len(zero.steps)) :]
-            if here and (begin.size or value >= np.float32(self.share)):
-                found.setdefault(int(begin[0]) if begin.size else None, {})[site] = 1.0 if begin.size else value
-        return tuple(self._found(shares, begin, tuple(shares)) for begin, shares in found.items())
+            place = start.get(site, len(zero.steps))
+            if here and (place < len(zero.steps) or value >= np.float32(self.share)):
+                found.setdefault(place, {})[site] = 1.0 if place < len(zero.steps) else value
+        return tuple(self._found(shares, zero.steps[place - 1 :][:2], tuple(shares)) for place, shares in found.items())
 
-    def _found(self, shares: Mapping[str, float], since: int | None, layers: tuple[str, ...]) -> Finding:
+    def _found(self, shares: Mapping[str, float], around: npt.NDArray[np.int64], layers: tuple[str, ...]) -> Finding:
+        """Return what is wrong; ``around`` are the last reading of an output and the first without, where known."""
+        sudden = len(around) == 2
         first = shares[layers[0]]
         message = f"{number(100 * first)} % of the units of {layers[0]} are 0 for every sample" + (
             f"; likewise {some(layers[1:])}." if len(layers) > 1 else "."
@@ -61,8 +64,9 @@ class Dead(Rule):
         )
         severity = Severity.HIGH if max(shares[layer] for layer in layers) >= 0.99 else Severity.MEDIUM
         return Finding(
-            IssueType.DEAD, severity, layers, first, self.share, message, advice, since=since,
-            urgent=since is not None, about=partial(self._found, shares, since),
+            IssueType.DEAD, severity, layers, first, self.share, message, advice,
+            since=int(around[1]) if sudden else None, before=int(around[1] - around[0]) - 1 if sudden else None,
+            urgent=sudden, about=partial(self._found, shares, around),
         )  # fmt: skip
 
 

@@ -43,8 +43,9 @@ def _worst(links: Chain, whole: float, limit: float) -> tuple[str, ...]:
 
 def _spreads(record: StepRecord, links: Chain) -> Chain | None:
     """Return the output spreads along the same chain."""
-    every = chains(record, "block.output_spread")
-    return next((one for one in every if not set(one.sites).isdisjoint(links.sites)), None)
+    return next(
+        (one for one in chains(record, "block.output_spread") if not set(one.sites).isdisjoint(links.sites)), None
+    )
 
 
 def _doubt(record: StepRecord, spreads: Chain) -> float:

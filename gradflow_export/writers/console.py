@@ -219,7 +219,7 @@ def _opened(issue: Issue, *, stepped: bool) -> str:
     """Return what is wrong and the first thing to do, on one line; all of the advice is in the report."""
     fix = first_clause(issue.advice)
     what = " ".join(issue.message.split())
-    since = f" since step {issue.step}" if stepped else ""
+    since = f" {issue.since}" if stepped else ""
     said = f"[{issue.severity.name}] {issue.issue_type} in {_place(issue)}{since}: {what}"
     return f"{said} Fix: {fix}." if fix else said
 

@@ -58,9 +58,9 @@ class Findings:
         now = list(_open(self.groups))
         made = verdict(
             self.course,
-            [_named(issue) for issue in now],
+            [problem(issue) for issue in now],
             worst=max((issue.severity for issue in now), default=Severity.INFO),
-            earlier=[_named(issue) for issue in _open(self.earlier)],
+            earlier=[problem(issue) for issue in _open(self.earlier)],
             healed=sum(not group.head.open for group in self.groups),
             lost=lost,
         )
@@ -142,7 +142,3 @@ def _players(source: Source, index: RunIndex, session: Session, chunk: Chunk) ->
 
 def _open(found: Sequence[Group]) -> Iterator[Issue]:
     return (group.head for group in found if group.head.open and group.head.severity > Severity.INFO)
-
-
-def _named(issue: Issue) -> str:
-    return problem(issue.issue_type, issue.layer, issue.step)

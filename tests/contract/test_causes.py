@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from gradflow_export.cli.checkup import findings
-from gradflow_export.records.causes import ENDS_IN, EXPLAINS, STANDING, Where, groups, layers_explained_by, with_causes
+from gradflow_export.records.causes import (
+    BEGINS,
+    ENDS_IN,
+    EXPLAINS,
+    STANDING,
+    Where,
+    groups,
+    layers_explained_by,
+    with_causes,
+)
 from gradflow_export.records.ignored import ignored
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord, issue_from_json, issue_to_json
 from gradflow_export.report.summary import RunSummary
@@ -22,7 +31,8 @@ def issue(kind, layer="block", step=10, severity=Severity.HIGH, **more):
 def reachable(kind):
     found, waiting = set(), [kind]
     while waiting:
-        for other in EXPLAINS[waiting.pop()]:
+        last = waiting.pop()
+        for other in {*EXPLAINS[last], *BEGINS.get(last, ())}:
             if other not in found:
                 found.add(other)
                 waiting.append(other)
@@ -47,10 +57,10 @@ def check_pair(one, other):
     for order in (pair, pair[::-1]):
         found = {each.issue_type: each.explained_by for each in with_causes(order)}
         assert len(with_causes(order)) == 2
-        if other in EXPLAINS[one]:
+        if other in EXPLAINS[one] or other in BEGINS.get(one, ()):
             assert found == {one: None, other: pair[0].key}
             assert [(group.head.issue_type, len(group.consequences)) for group in groups(order)] == [(one, 1)]
-        elif one not in EXPLAINS[other]:
+        elif one not in EXPLAINS[other] and one not in BEGINS.get(other, ()):
             assert set(found.values()) == {None}
             assert len(groups(order)) == 2
 
@@ -96,6 +106,33 @@ def test_growth_explains_what_it_ends_in_later(kind, end, step, severity, explai
         found = {each.issue_type: each.explained_by for each in with_causes(order)}
         assert (found[end] == one.key) is explained
         assert found[kind] is None or not explained
+
+
+@pytest.mark.parametrize(("kind", "effect"), [(kind, each) for kind, every in BEGINS.items() for each in sorted(every)])
+@pytest.mark.parametrize(("step", "before", "later", "unread", "explained"), [
+    (300, 0, 300, 0, True), (308, 7, 307, 0, True), (311, 0, 311, 22, True), (350, 49, 307, 0, True),
+    (312, 0, 320, 31, True), (320, 0, 312, 0, False), (15, 0, 300, 0, False), (350, 20, 307, 0, False),
+])  # fmt: skip
+def test_a_loss_that_leaps_as_units_die_is_explained_by_them(kind, effect, step, before, later, unread, explained):
+    """As long as both may have begun in one step by what was read; one that leaps long after it is other news."""
+    pair = issue(kind, step=step, before=before), issue(effect, "", step=later, before=unread)
+    for order in (pair, pair[::-1]):
+        found = {each.issue_type: each.explained_by for each in with_causes(order)}
+        assert found[effect] == (pair[0].key if explained else None)
+        if explained:
+            assert found[kind] is None
+        elif kind in ENDS_IN.get(effect, ()) and later < step:
+            assert found[kind] == pair[1].key
+
+
+@pytest.mark.parametrize(("before", "explained"), [(0, False), (1, True), (62, True)])
+def test_a_rate_explains_units_that_died_in_the_steps_that_were_not_read(before, explained):
+    """Both are first seen in one record, and the rate may have been so high in the steps before it."""
+    rate, dead = (
+        issue(IssueType.LEARNING_RATE, "", step=319, before=before),
+        issue(IssueType.DEAD, step=319, before=110),
+    )
+    assert with_causes([dead, rate])[0].explained_by == (rate.key if explained else None)
 
 
 def test_no_issue_explains_itself_whatever_the_steps():

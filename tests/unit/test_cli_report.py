@@ -110,6 +110,7 @@ def test_json_holds_statistics_and_issues_with_all_fields(tmp_path, capsys, back
         "healed_step": 4,
         "cause": "",
         "explained_by": None,
+        "before": 0,
     }
 
 

@@ -85,7 +85,12 @@ def dies(program):
         program.model[2].bias.fill_(50.0)
 
 
-@pytest.mark.parametrize("fault", [rests, rises, freezes, shrinks, keeps, breaks, dies])
+def evaluates(program):
+    """Leave the model in evaluation mode, which shows in no gradient."""
+    program.model.eval()
+
+
+@pytest.mark.parametrize("fault", [rests, rises, freezes, shrinks, keeps, breaks, dies, evaluates])
 def test_a_late_fault_has_the_next_steps_recorded(monkeypatch, fault):
     """Within a few steps of the fault a burst of records begins, though the next one was to come much later."""
     steps = [step for step in recorded(monkeypatch, fault) if step > BEGIN]
@@ -191,6 +196,42 @@ def test_where_kinds_of_steps_are_many_another_one_is_no_news():
         found += [number] * glance.sees(optimizer, number)
     assert len(glance._known) > 8
     assert len(found) <= 3
+
+
+def gets_none(layer, _optimizer):
+    """Have no gradient arrive."""
+    for p in layer.parameters():
+        p.grad = None
+
+
+def is_frozen(layer, _optimizer):
+    """Keep the gradient that there was, as zero_grad(set_to_none=False) does."""
+    layer.requires_grad_(False)
+
+
+def is_left_out(layer, optimizer):
+    """Take the layer from the optimizer."""
+    gone = {id(p) for p in layer.parameters()}
+    group = optimizer.param_groups[0]
+    group["params"] = [p for p in group["params"] if id(p) not in gone]
+
+
+@pytest.mark.parametrize("stop", [gets_none, is_frozen, is_left_out])
+@pytest.mark.parametrize("place", [0, 17, 90, 119])
+def test_any_layer_that_rests_is_seen(place, stop):
+    """Not only those whose gradients are followed, of however many: within as many glances as there are parts."""
+    layers = nn.ModuleList([nn.Linear(2, 1) for _ in range(120)])
+    optimizer, seen = torch.optim.SGD(layers.parameters(), lr=0.01), {True: [], False: []}
+    for stops in seen:
+        glance = Glance(optimizer)
+        for number in range(1, 90):
+            for p in layers.parameters():
+                p.grad = torch.ones_like(p)
+            if stops and number > 80:
+                stop(layers[place], optimizer)
+            seen[stops] += [number] * glance.sees(optimizer, number)
+    assert not seen[False]
+    assert 80 < seen[True][0] <= 82
 
 
 def test_a_rate_that_comes_back_is_no_news():

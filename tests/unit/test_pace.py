@@ -136,6 +136,20 @@ def test_a_suspicion_buys_a_burst_of_records(usual):
     assert not pace.on_credit
 
 
+@pytest.mark.parametrize("usual", [2, 32])
+def test_a_request_buys_a_burst_where_steps_are_skipped(usual):
+    """What a rule needs in several steps in a row is read in them; without a budget they are read anyway."""
+    for spacing in (usual, 1):
+        pace = Pace()
+        pace.worker = Judge(pace, set(), [0])
+        pace.ask(300)
+        found = burst(pace, spacing, 20 * usual, 301)
+        assert pace.flagged == {}
+        begin = next(step for step in found if step >= 300 + DELAY)
+        assert (begin, begin + 1, begin + 2) == tuple(found[found.index(begin) :][:3])
+        assert pace.on_credit == (spacing > 1 and pace.spacing(spacing) < spacing)
+
+
 @given(st.lists(st.integers(101, 20_000), max_size=300), st.sampled_from([2, 16, 64]))
 def test_bursts_are_earned(suspicions, usual):
     """However often steps are unlike others, what is recorded on credit is bounded by what is recorded in turn."""
@@ -163,6 +177,21 @@ def test_no_burst_that_the_budget_does_not_pay_for():
     pace.worker = Judge(pace, set(), [0])
     assert pace.suspect(200, Schedule(), 1.0, spacing=2 * OWED_STEPS // LEAST_BURST)
     assert not pace.on_credit
+
+
+@pytest.mark.parametrize("begin", [601, 602, 607, 613])
+def test_a_burst_is_read_in_whole_from_its_first_step(begin):
+    """Wherever it begins: what is exact is known from three steps in a row, and the first of them dates it."""
+    pace, schedule, whole = Pace(), Schedule(), []
+    pace.worker = Judge(pace, set(), [0])
+    for step in range(101, begin + 10):
+        if step == begin:
+            pace.suspect(begin - 1, schedule, 1.0, spacing=32)
+        if pace.begin(step, schedule, spacing=pace.spacing(32), paused=False, alone=True):
+            due = schedule.due(step, **pace.wants, stretch=16.0, spacing=pace.passed(schedule, 32))
+            whole += [step] * ({"activations", "blocks", "logits", "wiring"} <= due)
+        pace.end()
+    assert whole == [begin, begin + 1, begin + 2]
 
 
 @pytest.mark.parametrize("usual", [4, 32])

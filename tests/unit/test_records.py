@@ -158,6 +158,8 @@ def test_an_issue_says_where_since_when_and_what_to_do():
     assert long.startswith("[HIGH] VANISHING in whole model (+2 more) since step 7 until step 9:")
     assert issue().layers == ("blocks.0",)
     assert issue().open
+    assert "in blocks.0 since step 7, or up to 1 step before: " in str(issue(before=1))
+    assert "in blocks.0 since step 7, or up to 5 steps before: " in str(issue(before=5))
     assert not issue(healed_step=9).open
     assert issue().key == ("VANISHING", "blocks.0", 7)
 

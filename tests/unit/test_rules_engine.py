@@ -61,10 +61,10 @@ class Since(Rule):
 
 
 @pytest.mark.parametrize(
-    ("since", "found"), [(3, [Severity.HIGH]), (2, [Severity.HIGH, Severity.LOW]), (6, [Severity.HIGH, Severity.LOW])]
+    ("since", "found"), [(3, [Severity.HIGH]), (2, [Severity.HIGH]), (6, [Severity.HIGH, Severity.LOW])]
 )
 def test_a_remark_on_what_began_as_a_worse_issue_that_is_over_is_none_beside_it(since, found):
-    """Both would be one issue, with the severity and the fix of the remark."""
+    """Both would be one issue, with the severity and the fix of the remark, and two dates for one event."""
     judge = Judge([Since(severity=Severity.HIGH), Since(since=since)], strict=True)
     for step, loss in enumerate((0.0, 0.0, 9.0, 9.0, 2.0, 2.0), 1):
         judge.check(record(step, loss=loss))
@@ -368,3 +368,31 @@ def test_a_run_that_learns_later_is_no_longer_one_that_does_not(every):
             history.add(record(step, loss=level + draw.normal(scale=0.4)))
             healed += [fell_since(history, 150)] if step > 150 else []
         assert any(healed) == falls
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembering(Above):
+    """Remembers the loss, as many rules do."""
+
+    remembers: ClassVar[tuple[str, ...]] = ("loss",)
+
+
+@pytest.mark.parametrize(("steps", "since", "before"), [
+    ([*range(1, 9), 9, 10, 11], 9, 0), ([*range(1, 9), 24, 25, 40], 24, 15), ([1, 10, 20, 30, 40, 50, 60, 70, 80, 90, 91], 80, 9),
+])  # fmt: skip
+def test_an_issue_knows_how_many_steps_before_it_were_not_recorded(steps, since, before):
+    """It may have begun in any of them; without a gap in none."""
+    judge = Judge([Remembering()], strict=True)
+    for step in steps:
+        judge.check(record(step, loss=3.0 if step >= since else 0.5))
+    (issue,) = judge.issues
+    assert (issue.step, issue.before) == (since, before)
+
+
+def test_what_holds_from_the_first_record_on_has_nothing_before_it():
+    """Also where training was resumed: what another session read is not known here."""
+    judge = Judge([Remembering()], strict=True)
+    for step in (301, 302, 303):
+        judge.check(record(step, loss=3.0))
+    (issue,) = judge.issues
+    assert (issue.step, issue.before) == (301, 0)

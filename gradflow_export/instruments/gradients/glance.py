@@ -18,6 +18,9 @@ FOLLOWED = 4
 """Parameters whose gradients are looked at: evenly spaced, the first and the last among them."""
 ENTRIES = 16
 """Entries of each. A glance takes its time for code that was not used for milliseconds, of which NumPy has much."""
+PART, PARTS = 128, 16
+"""Of all parameters so many are counted at a time that are frozen or get no gradient, or as many as make so many parts
+of large models."""
 FAINT = 1e-8
 """What a gradient counts at least, relative to all squares: one that vanishes shows, and one that is 0 is a number."""
 LEAST = 16
@@ -40,6 +43,7 @@ TINY = 1e-300
 
 _GRADIENT = attrgetter("grad")
 _GROUPS = attrgetter("param_groups")
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class Chart:
@@ -115,12 +119,13 @@ class Glance:
         """Whether only the next step can tell whether the last one looked at was a stray one."""
         return self._chart.doubts > 0
 
-    def sees(self, optimizer: Optimizer, at: int) -> bool:
+    def sees(self, optimizer: Optimizer, at: int, training: bool | None = None) -> bool:
         """Return whether a step that is about to be made is unlike those before it.
 
         Args:
             optimizer: Whose step.
             at: Its number.
+            training: The mode of the model.
         """
         gradients = list(map(_GRADIENT, self._followed))
         if self.doubts:  # steps of different distances are not written to alike
@@ -133,10 +138,11 @@ class Glance:
             None if now is None else (now - (then or 0)) / passed
             for now, then in zip(versions, before or versions, strict=True)
         ]
-        rates = [r for r in [group.get("lr") for group in _GROUPS(optimizer)] if isinstance(r, (int, float))]
+        groups = _GROUPS(optimizer)
+        rates = [r for r in [group.get("lr") for group in groups] if isinstance(r, (int, float))]
         rate, highest = max(rates, default=0.0), self._rate
         self._rate = max(rate, highest)
-        kind = (rates.count(0.0), *written)
+        kind = (rates.count(0.0), training, *self._counts(groups), *written)
         if before and kind not in self._known and len(self._known) < MOST:
             told = self._looks > LEAST + RARELY * len(self._once)
             self._known.add(kind)
@@ -146,6 +152,15 @@ class Glance:
         else:
             self._once.discard(kind)
         return rate > JUMP * highest > 0 or self._jumps(gradients)
+
+    def _counts(self, groups: list[dict[str, list[Tensor]]]) -> tuple[int, ...]:
+        """Return how many parameters there are, and how many of a part of them are trained and have a gradient."""
+        parameters = [p for group in groups for p in group["params"]]
+        size = max(PART, -(-len(parameters) // PARTS))
+        begin = self._looks * size % (-(-len(parameters) // size) * size or 1)
+        some = parameters[begin : begin + size]
+        present = [p is not None for p in map(_GRADIENT, some)]
+        return len(parameters), begin, sum(map(_REQUIRES_GRAD, some)), sum(present)
 
     def _jumps(self, gradients: list[Tensor | None]) -> bool:
         """Return whether the size of the gradients has left its level, where that is known without a wait."""

@@ -59,7 +59,7 @@ class Views:
         still = [group.head for group in every if group.head.open and group.head.severity > Severity.INFO]
         return verdict(
             self._course,
-            [problem(each.issue_type, each.layer, each.step if self._course.stepped else None) for each in still],
+            [problem(each, stepped=self._course.stepped) for each in still],
             worst=max((each.severity for each in still), default=Severity.INFO),
             healed=sum(not group.head.open for group in every),
         )

@@ -1,0 +1,98 @@
+"""What begins late is the same issue, since the same step, whether all steps are recorded or one of 32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gradflow_export import Exporter, IssueType
+from gradflow_export.engine.step_timer import _Factor
+from gradflow_export.records.causes import groups
+from gradflow_export.records.issues import Severity
+
+SPACING, STEPS = 32, 600
+
+
+class Net(nn.Module):
+    """Five layers, one of them with dropout behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 32), *[nn.Linear(32, 32) for _ in range(3)], nn.Linear(32, 4)])
+        self.units = nn.ModuleList([nn.ReLU() for _ in range(4)])
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x):
+        for layer, unit in zip(self.layers, self.units, strict=False):
+            x = unit(layer(x))
+        return self.layers[-1](self.drop(x))
+
+
+def dies(model, _optimizer, place):
+    """Set a bias from which no unit comes back."""
+    with torch.no_grad():
+        model.layers[place].bias.fill_(-1000.0)
+
+
+def evaluates(model, _optimizer, _place):
+    """Leave the model in evaluation mode."""
+    model.eval()
+
+
+def freezes(model, _optimizer, place):
+    """Train one layer no more."""
+    model.layers[place].requires_grad_(False)
+
+
+def lets_go(model, optimizer, place):
+    """Take one layer from the optimizer."""
+    gone = {id(p) for p in model.layers[place].parameters()}
+    group = optimizer.param_groups[0]
+    group["params"] = [p for p in group["params"] if id(p) not in gone]
+
+
+def causes(monkeypatch, fault, place, begin, seed, *, budget):
+    """Return the open issues that no other explains, of a program that learns until a fault begins."""
+    torch.manual_seed(seed)
+    model, data = Net(), torch.Generator().manual_seed(seed)
+    optimizer, centres = torch.optim.Adam(model.parameters(), 2e-3), 2 * torch.randn(4, 8, generator=data)
+    monkeypatch.setattr(_Factor, "book", lambda *_args, **_kwargs: None)
+    exporter = Exporter(model, backends=[], verbose=0, strict=True, **({} if budget else {"synchronous": True}))
+    with exporter.watch():
+        if budget:
+            exporter._loop.clock._spacing.value, exporter._loop.clock._stretch.value = SPACING, 16
+        for step in range(1, STEPS + 1):
+            if step == begin:
+                fault(model, optimizer, place)
+            y = torch.randint(4, (32,), generator=data)
+            x = centres[y] + torch.randn(32, 8, generator=data)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return [g.head for g in groups(exporter.issues) if g.head.open and g.head.severity >= Severity.MEDIUM]
+
+
+@pytest.mark.parametrize("budget", [False, True])
+@pytest.mark.parametrize(("fault", "place", "begin", "kind"), [
+    (dies, 1, 300, IssueType.DEAD), (dies, 2, 307, IssueType.DEAD), (dies, 3, 320, IssueType.DEAD),
+    (dies, 0, 331, IssueType.DEAD), (evaluates, 0, 307, IssueType.EVAL_RANDOM),
+    (evaluates, 0, 320, IssueType.EVAL_RANDOM), (freezes, 1, 303, IssueType.NOT_TRAINING),
+    (freezes, 3, 310, IssueType.NOT_TRAINING), (lets_go, 1, 307, IssueType.NOT_TRAINING),
+    (lets_go, 2, 311, IssueType.NOT_TRAINING),
+])  # fmt: skip
+def test_what_begins_late_has_one_cause_and_a_date_that_holds(monkeypatch, fault, place, begin, kind, budget):
+    """The cause is named, not what came of it; and the fault began where the issue says that it may have begun."""
+    for seed in range(2):
+        (issue,) = causes(monkeypatch, fault, place, begin, seed, budget=budget)
+        assert issue.issue_type is kind
+        assert issue.step - issue.before <= begin + 1
+        assert begin <= issue.step
+
+
+@pytest.mark.parametrize("budget", [False, True])
+def test_a_program_without_a_fault_has_no_cause(monkeypatch, budget):
+    """The same program, undisturbed."""
+    for seed in range(3):
+        assert not causes(monkeypatch, lambda *_: None, 0, 300, seed, budget=budget)
