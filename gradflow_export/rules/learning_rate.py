@@ -13,7 +13,7 @@ from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import fall, fell, none_better
-from gradflow_export.rules.history import History
+from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.sampled import agreement, first_step, margin, margins, steps_of_layers
 from gradflow_export.rules.signals import AGAIN, converged, stuck, warms_up
 
@@ -41,8 +41,8 @@ class LearningRate(Rule):
     Where clipping leaves less than ``tight`` of the gradient, and updates are as large as that allows, its limit is
     named; adaptive optimizers undo clipping.
 
-    Decayed: the rate has been below a thousandth of its maximum for longer than above, while the loss is still high; or
-    for a third of that time, at more than half of the first loss, if the loss fell until the rate did.
+    Decayed: the rate has been below a thousandth of its maximum for longer than above, the loss is still high and falls
+    no further; or for a third of that time, at more than half of the first loss, if it fell until the rate did.
 
     Source: update size, You et al. 2017, arXiv:1708.03888; tangent, Polyak 1987, Introduction to Optimization, 5.3.
 
@@ -117,7 +117,7 @@ class LearningRate(Rule):
             )
         _, past = loss.whole()
         # What comes after the first may be what too large a step did.
-        first, now = min(median(past[:3]), loss.first), median(loss.values[-10:])
+        first, now = min(median(past[:3]), loss.first), _of_now(loss, record.step - history.seen / 4)
         if loss.low < 0:  # its level has no zero to compare with
             return tuple(self._short(record, history, first, now))
         if not (first > 0 and np.isfinite(first)):
@@ -259,6 +259,9 @@ class LearningRate(Rule):
         rest = record.step - since
         if not since or rest < max((since - history.begun) / 3, 50) or now < 0.2 * first:
             return
+        at, losses = history.run("loss").all()
+        if now < 0.9 * median(losses[(at >= since) & (at <= since + rest / 3)]):  # as after a range test
+            return
         if rest < since - history.begun and (now < 0.5 * first or not self._cut_short(history)):
             return
         message = (
@@ -273,6 +276,11 @@ class LearningRate(Rule):
         yield _rate_finding(
             Severity.MEDIUM, rate.last, rate.high * self.decayed, message, advice, "decayed", since, True
         )
+
+
+def _of_now(loss: RunSeries, since: float) -> float:
+    """Return the median of the last losses, ten at most: those after a step, three at least."""
+    return median(loss.values[-min(max(int((loss.steps > since).sum()), 3), 10) :])
 
 
 @dataclass(frozen=True, kw_only=True)

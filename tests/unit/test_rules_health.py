@@ -16,8 +16,11 @@ from gradflow_export.rules.learning_rate import LearningRate
 from gradflow_export.rules.stability import LossSpike, Unstable
 
 
-def issues(rule, **series):
-    """Judge a run; each series is the values of one metric or fact, numbers or mappings from site to value."""
+def issues(rule, at=(), **series):
+    """Judge a run; each series is the values of one metric or fact, numbers or mappings from site to value.
+
+    ``at`` are the steps that were recorded, where these are not all.
+    """
     judge = Judge([rule], strict=True)
     for index, values in enumerate(zip(*series.values(), strict=True)):
         readings, facts = [], {}
@@ -29,8 +32,8 @@ def issues(rule, **series):
                 readings.append(Reading.of(name, tuple(value), tuple(value.values())))
             else:
                 readings.append(Reading.run(name, value))
-        evidence = evidence_of(index + 1, facts)
-        judge.check(StepRecord(index + 1, float(index + 1), tuple(readings), evidence=evidence))
+        step = at[index] if at else index + 1
+        judge.check(StepRecord(step, float(step), tuple(readings), evidence=evidence_of(step, facts)))
     return judge.issues
 
 
@@ -191,3 +194,26 @@ def test_a_schedule_that_ran_out_while_the_loss_fell_is_told():
     (stopped,) = run_out(0.001)
     assert (stopped.cause, stopped.step, stopped.healed_step) == ("decayed", 221, None)
     assert not run_out(0.0)
+
+
+SELDOM = (*range(1, 133), *range(144, 193, 16), *range(256, 1100, 128))
+
+
+@pytest.mark.parametrize("at", [tuple(range(1, 1100)), SELDOM])
+@pytest.mark.parametrize("learns", [True, False])
+def test_after_a_range_test_it_counts_whether_the_loss_falls(learns, at):
+    """The greatest rate of such a test is none to train with; at a rate that is far too small the loss stays."""
+
+    def loss(step):
+        trained = max(step - 100, 0)
+        level = 1.4 + max(step - 80, 0) if step <= 100 else 0.3 + 1.07 * 0.99 ** (trained if learns else 0.0)
+        return level + 0.02 * (step * 7 % 5 - 2)
+
+    found = issues(
+        LearningRate(),
+        at,
+        loss=[loss(step) for step in at],
+        learning_rate=[1e-4 * 10 ** (step / 16) if step <= 100 else 0.03 for step in at],
+        update__ratio=[1e-3] * len(at),
+    )
+    assert [issue.cause for issue in found if issue.cause == "decayed"] == ([] if learns else ["decayed"])
