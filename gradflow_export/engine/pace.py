@@ -142,7 +142,8 @@ class Pace:
         length = min(BURST, OWED_STEPS // spacing) if spacing > 1 else 0
         burst = length >= LEAST_BURST
         earned = EARNED * spacing if burst else math.ceil(schedule.intervals["wiring"] * stretch)
-        if step <= schedule.settled or self._look is not None or step + earned < self._paid:
+        reads = self._look is not None and self._look <= CLOSE_STEPS  # what comes then is read closely already
+        if step <= schedule.settled or reads or step + earned < self._paid:
             return False
         self._look, self._length, self._paid = 0, length * burst, max(self._paid, step) + earned
         return True

@@ -136,6 +136,18 @@ def test_a_suspicion_buys_a_burst_of_records(usual):
     assert not pace.on_credit
 
 
+@pytest.mark.parametrize(("later", "again"), [(5, False), (40, True)])
+def test_what_begins_in_the_last_part_of_a_burst_has_one_of_its_own(later, again):
+    """In its first part everything new is read closely anyway; in advance there is one burst, and no third."""
+    pace, schedule = Pace(), Schedule()
+    pace.worker = Judge(pace, set(), [0])
+    assert pace.suspect(200, schedule, 1.0, spacing=64)
+    burst(pace, 64, later, 201)
+    assert pace.suspect(200 + later, schedule, 1.0, spacing=64) is again
+    burst(pace, 64, 60, 201 + later)
+    assert pace.suspect(260 + later, schedule, 1.0, spacing=64) is not again
+
+
 @pytest.mark.parametrize("usual", [2, 32])
 def test_a_request_buys_a_burst_where_steps_are_skipped(usual):
     """What a rule needs in several steps in a row is read in them; without a budget they are read anyway."""
