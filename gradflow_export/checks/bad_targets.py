@@ -44,7 +44,6 @@ class ConstantTargets(Check):
     readings: int = 8
     patience: int = 1
 
-    name: ClassVar[str] = "constant-targets"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("target.distinct",)
     remembers: ClassVar[tuple[str, ...]] = ("target.distinct",)
@@ -115,7 +114,6 @@ class SortedTargets(Check):
     readings: int = 10
     patience: int = 2
 
-    name: ClassVar[str] = "sorted-targets"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS, IssueType.WRONG_LOSS)
     evidence: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
     remembers: ClassVar[tuple[str, ...]] = ("target.uniform_share", "loss.over_constant")
@@ -198,7 +196,6 @@ class CopiedTargets(Check):
     readings: int = 4
     patience: int = 2
 
-    name: ClassVar[str] = "copied-targets"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("target.copied",)
     remembers: ClassVar[tuple[str, ...]] = ("target.copied",)
@@ -255,7 +252,6 @@ class EmptyLoss(Check):
     patience: int = 1
     heal: int = 1
 
-    name: ClassVar[str] = "empty-loss"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     needs: ClassVar[tuple[str, ...]] = ("loss",)

@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.records.statistics import distinct, median
-from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
-from gradflow_export.rules.evidence import layers_of, seen
+from gradflow_export.rules.evidence import Floats, layers_of, seen
 from gradflow_export.rules.history import History
 
-Floats = npt.NDArray[np.float64]
 POOL = 1024
 """Last steps of sequences that are remembered."""
 LEAST = 4
@@ -115,7 +114,7 @@ def _places(x: Floats, steps: tuple[int, int]) -> npt.NDArray[np.int64]:
     return np.asarray(np.flatnonzero(chosen), dtype=np.int64)
 
 
-def _among(values: Floats, known: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:
+def _among(values: Floats, known: npt.NDArray[np.floating]) -> BoolArray:
     """Return which values are among known ones, which are in order; ``np.isin`` loads a megabyte of masked arrays."""
     places = np.minimum(np.searchsorted(known, values), len(known) - 1)
     return np.asarray(known[places] == values, dtype=np.bool_)
@@ -175,7 +174,6 @@ class LeakedTarget(Check):
     samples: int = ROWS
     patience: int = 2
 
-    name: ClassVar[str] = "leaked-target"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.LEAKAGE,)
     evidence: ClassVar[tuple[str, ...]] = ("target.column",)
 

@@ -181,7 +181,6 @@ class NestedLosses(Check):
     deep: int = 3
     patience: int = 1
 
-    name: ClassVar[str] = "nested-losses"
     order: ClassVar[int] = 60
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.STALE_GRAD,)
     evidence: ClassVar[tuple[str, ...]] = ("loss.nested",)

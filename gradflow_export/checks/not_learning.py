@@ -122,7 +122,6 @@ class NotLearning(Check):
     few: int = 2
     heal: int = 15
 
-    name: ClassVar[str] = "not-learning"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
     evidence: ClassVar[tuple[str, ...]] = ("loss.over_constant", "answer.alike")
@@ -319,7 +318,6 @@ class BatchForTime(Check):
     patience: int = 1
     heal: int = 100
 
-    name: ClassVar[str] = "batch-for-time"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
     evidence: ClassVar[tuple[str, ...]] = ("layer.taken_steps",)

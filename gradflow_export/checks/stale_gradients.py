@@ -61,7 +61,6 @@ class StaleGradient(Check):
     share: float = 0.45
     patience: int = 1
 
-    name: ClassVar[str] = "stale-gradient"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.STALE_GRAD,)
     evidence: ClassVar[tuple[str, ...]] = ("parameter.stale_gradient",)
     remembers: ClassVar[tuple[str, ...]] = tuple(f"parameter.{name}_gradient" for name in ("stale", "kept", "foreign"))
@@ -165,7 +164,6 @@ class ClearedGradients(Check):
     patience: int = 1
     heal: int = 2
 
-    name: ClassVar[str] = "cleared-gradients"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
     remembers: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
@@ -237,7 +235,6 @@ class DroppedGradients(Check):
     patience: int = 1
     heal: int = 2
 
-    name: ClassVar[str] = "dropped-gradients"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("parameter.dropped_gradient",)
     remembers: ClassVar[tuple[str, ...]] = ("parameter.dropped_gradient",)

@@ -82,7 +82,6 @@ class LearningRate(Rule):
     nothing: float = 1e-6
     patience: int = 2
 
-    name: ClassVar[str] = "learning-rate"
     needs: ClassVar[tuple[str, ...]] = ("update.ratio",)
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
@@ -280,7 +279,6 @@ class UnevenSteps(Rule):
     part: float = 0.4
     patience: int = 2
 
-    name: ClassVar[str] = "uneven-steps"
     needs: ClassVar[tuple[str, ...]] = ("parameter.update_ratio",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate", "parameter.update_ratio")
 

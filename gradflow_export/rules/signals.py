@@ -15,10 +15,10 @@ from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import BoolArray, Reading, StepRecord
-from gradflow_export.rules.evidence import reading_of
+from gradflow_export.rules.evidence import Floats, reading_of
 from gradflow_export.rules.history import History, SiteSeries
 
-Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int64]
 
 AGAIN = 3
 """Steps in a row after which what is exact, and was otherwise before, is no coincidence."""
@@ -38,7 +38,7 @@ class Chain:
 
     sites: tuple[str, ...]
     logs: Floats
-    joined: npt.NDArray[np.bool_] | None = None
+    joined: BoolArray | None = None
     ends: bool | None = None
 
     @property
@@ -83,7 +83,7 @@ def chains(record: StepRecord, metric: str) -> tuple[Chain, ...]:
     return tuple(Chain(sites, whole.logs[places], joined, ends) for sites, places, joined, ends in found)
 
 
-_Links = tuple[tuple[str, ...], npt.NDArray[np.intp], npt.NDArray[np.bool_], bool]
+_Links = tuple[tuple[str, ...], npt.NDArray[np.intp], BoolArray, bool]
 
 
 @functools.lru_cache(maxsize=8)
@@ -123,7 +123,7 @@ def _beyond(site: str, after: dict[str, int], sites: tuple[str, ...], known: Con
     return ""
 
 
-def outlying(log_gains: Floats, floor: float, deviations: float) -> npt.NDArray[np.bool_]:
+def outlying(log_gains: Floats, floor: float, deviations: float) -> BoolArray:
     """Find the transitions that damp far more than the others do.
 
     Args:
@@ -217,7 +217,7 @@ def owner(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-def connections(series: SiteSeries) -> npt.NDArray[np.int64]:
+def connections(series: SiteSeries) -> Codes:
     """Return the bits of ``connection.state`` or ``hidden.state``, 0 where none arrived.
 
     Args:
@@ -291,7 +291,7 @@ def taking_turns(history: History, *, lost: bool = True) -> set[str]:
     return {pattern(norms.sites[index]) for index in np.flatnonzero(varies)} - set(norms.sites)
 
 
-def follows(history: History, sites: tuple[str, ...], codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def follows(history: History, sites: tuple[str, ...], codes: Codes) -> BoolArray:
     """Tell which parameters belong to a follower: a copy of what learns, and called only while gradients are off.
 
     Vectors, which often begin as one number everywhere, follow where all matrices of the nearest module around them do.
@@ -316,7 +316,7 @@ def follows(history: History, sites: tuple[str, ...], codes: npt.NDArray[np.int6
         for depth in range(len(parts) + 1):
             module = ".".join(parts[:depth])
             all_copied[module] = all_copied.get(module, True) and bool(copied[index])
-    follows: npt.NDArray[np.bool_] = copied.copy()
+    follows: BoolArray = copied.copy()
     for index in np.flatnonzero(beside & ~matrix):
         module = owner(sites[index])
         while module and module not in all_copied:

@@ -368,3 +368,15 @@ def test_a_run_that_learns_later_is_no_longer_one_that_does_not(every):
             history.add(record(step, loss=level + draw.normal(scale=0.4)))
             healed += [fell_since(history, 150)] if step > 150 else []
         assert any(healed) == falls
+
+
+def test_a_rule_is_named_after_its_class_unless_it_has_a_name():
+    """The name is written once; a rule that extends another has one of its own."""
+
+    class TooManyWords(Above):
+        pass
+
+    class Other(Above):
+        name = "of its own"
+
+    assert (TooManyWords.name, Other.name) == ("too-many-words", "of its own")

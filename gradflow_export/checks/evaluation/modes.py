@@ -63,7 +63,6 @@ class WrongMode(Check):
     asleep: int = 5
     patience: int = 1
 
-    name: ClassVar[str] = "wrong-mode"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.EVAL_RANDOM,)
     evidence: ClassVar[tuple[str, ...]] = (_DROPOUT, _NOISE, _TRAINING, _PARTS, _ASLEEP)
     remembers: ClassVar[tuple[str, ...]] = (_TRAINING, _PARTS, _ASLEEP, _SUPERVISED)
@@ -168,7 +167,6 @@ class DrownedByDropout(Check):
     halfway: float = 0.5
     heal: int = 4
 
-    name: ClassVar[str] = "drowned-by-dropout"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
     needs: ClassVar[tuple[str, ...]] = ("update.ratio",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", _DROPPED)

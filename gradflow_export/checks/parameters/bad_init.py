@@ -109,7 +109,6 @@ class BadInit(Check):
     patience: int = 1
     heal: int = 1000
 
-    name: ClassVar[str] = "bad-init"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_INIT,)
     needs: ClassVar[tuple[str, ...]] = ("gain.depth",)
     evidence: ClassVar[tuple[str, ...]] = ("parameter.row_spread", "loss.over_constant")

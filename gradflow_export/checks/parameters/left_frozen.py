@@ -76,7 +76,6 @@ class LeftFrozen(Check):
     patience: int = 1
     heal: int = 2
 
-    name: ClassVar[str] = "left-frozen"
     order: ClassVar[int] = 45
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("connection.state",)
