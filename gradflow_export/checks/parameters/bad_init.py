@@ -148,29 +148,36 @@ class BadInit(Check):
             if moved.get(site) and (apart <= self.alike or parted.get(site, math.inf) <= self.together)
         )
         if copies:
-            message = (
+            yield _finding(
+                Severity.HIGH,
+                copies,
+                read[copies[0]],
+                self.alike,
                 f"all units of {some(copies)} have the same weights, and still do after {history.seen - 1} steps: "
-                "they compute the same output and get the same gradient, so each layer acts like a single unit."
-            )
-            advice = (
+                "they compute the same output and get the same gradient, so each layer acts like a single unit.",
                 "initialize the weights randomly instead of with a constant: "
-                "nn.init.kaiming_normal_(layer.weight), or keep PyTorch's default initialization."
+                "nn.init.kaiming_normal_(layer.weight), or keep PyTorch's default initialization.",
+                COPIES,
             )
-            yield _finding(Severity.HIGH, copies, read[copies[0]], self.alike, message, advice, COPIES)
         sizes, wired = reading_of(record, "parameter.weight_norm"), connected(history, Wiring.OWNED | Wiring.GRADIENT)
         zero = set(only(sizes, sizes.values == 0.0).sites)
         blank = tuple(site for site in spread if site in zero and site not in read and site in wired)
         if blank:
             gains = history.at_sites("parameter.initial_gain")
             begun = tuple(s for s, gain in zip(gains.sites, gains.first, strict=True) if gain == 0 and s not in blank)
-            message = f"the weights of {some(blank)} are all 0, and still are after {history.seen - 1} steps" + (
-                f"; those of {some(begun)} began with 0 as well." if begun else "."
-            )
-            advice = (
+            yield _finding(
+                Severity.HIGH,
+                (*blank, *begun),
+                0.0,
+                0.0,
+                (
+                    f"the weights of {some(blank)} are all 0, and still are after {history.seen - 1} steps"
+                    + (f"; those of {some(begun)} began with 0 as well." if begun else ".")
+                ),
                 "initialize at most one of two consecutive layers with zeros, otherwise no gradient passes: use "
-                "nn.init.kaiming_normal_(layer.weight) for the others, or keep PyTorch's default initialization."
+                "nn.init.kaiming_normal_(layer.weight) for the others, or keep PyTorch's default initialization.",
+                ZEROS,
             )
-            yield _finding(Severity.HIGH, (*blank, *begun), 0.0, 0.0, message, advice, ZEROS)
 
     def _due_to_weights(self, record: StepRecord, history: History) -> bool:
         """Whether the loss was compared with the best constant's in this record, and no large input explains it."""
@@ -191,16 +198,18 @@ class BadInit(Check):
         names = tuple(gains.sites[i] for i in order if first[i] >= self.wide)
         if names and worse.any() and (2 * len(names) >= len(first) or float(np.nanmax(first)) >= self.gain):
             greatest, times = float(first[order[0]]), float(over.first[worse].max())
-            message = (
+            yield _finding(
+                Severity.MEDIUM,
+                names,
+                greatest,
+                self.gain,
                 f"the initial loss was {number(times)} times that of the best constant prediction and is still "
                 f"above it after {history.seen} steps: the initial weights of {some(names)} were up to "
-                f"{number(greatest)} times too large for their number of inputs."
-            )
-            advice = (
+                f"{number(greatest)} times too large for their number of inputs.",
                 "scale the weights by the number of inputs: nn.init.kaiming_normal_(layer.weight) or "
-                "nn.init.xavier_uniform_(layer.weight) instead of nn.init.normal_(layer.weight)."
+                "nn.init.xavier_uniform_(layer.weight) instead of nn.init.normal_(layer.weight).",
+                LARGE,
             )
-            yield _finding(Severity.MEDIUM, names, greatest, self.gain, message, advice, LARGE)
 
     def _one_sided(self, record: StepRecord, history: History) -> Iterable[Finding]:
         means, gains = history.at_sites("parameter.initial_mean"), history.at_sites("parameter.initial_gain")
@@ -212,16 +221,18 @@ class BadInit(Check):
         if 2 * len(names) < len(gains.sites) or len(names) < 2 or worst is None or not math.isfinite(worst):
             return
         greatest = float(means.first[there].max())
-        message = (
+        yield _finding(
+            Severity.MEDIUM,
+            names,
+            greatest,
+            self.one_sided,
             f"nearly all initial weights of {some(names)} have the same sign (mean {number(greatest)} of their root "
             "mean square): inputs add up instead of canceling, all units of a layer have nearly the same output, "
-            f"and the loss is {number(worst)} times that of the best constant prediction after {history.seen} steps."
-        )
-        advice = (
+            f"and the loss is {number(worst)} times that of the best constant prediction after {history.seen} steps.",
             "initialize the weights with mean 0: nn.init.kaiming_normal_(layer.weight) or "
-            "nn.init.xavier_uniform_(layer.weight) instead of torch.rand or nn.init.uniform_(layer.weight)."
+            "nn.init.xavier_uniform_(layer.weight) instead of torch.rand or nn.init.uniform_(layer.weight).",
+            ONE_SIDED,
         )
-        yield _finding(Severity.MEDIUM, names, greatest, self.one_sided, message, advice, ONE_SIDED)
 
     def _head(self, record: StepRecord, history: History) -> Iterable[Finding]:
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
@@ -233,23 +244,29 @@ class BadInit(Check):
             share = (seen(record, "loss.constant", site) or 0.0) / math.log(classes) if classes > 1 else 0.0
             sure, now = times * share, (seen(record, "loss.over_constant", site) or 0.0) * share
             if times >= self.head and gain >= self.gain:
-                message = (
+                yield _finding(
+                    Severity.MEDIUM,
+                    names,
+                    gain,
+                    self.gain,
                     f"the initial loss was {number(times)} times that of the best constant prediction: the initial "
                     f"weights of {some(names)}, including the last layer, were up to {number(known[names[0]])} "
-                    "times too large for their number of inputs."
-                )
-                advice = (
+                    "times too large for their number of inputs.",
                     f"scale them by the number of inputs: nn.init.normal_({name}, std=features ** -0.5); for an "
-                    "embedding tied to the output layer, std=0.02."
+                    "embedding tied to the output layer, std=0.02.",
+                    LARGE,
                 )
-                yield _finding(Severity.MEDIUM, names, gain, self.gain, message, advice, LARGE)
             elif sure >= self.sure and now > 1.0 and history.seen >= 2 * self.after:
-                message = (
+                yield _finding(
+                    Severity.MEDIUM,
+                    names or (site,),
+                    sure,
+                    self.sure,
                     f"the initial loss was {number(sure)} times that of equal probabilities for all {number(classes)} "
-                    f"classes, and is still above it after {history.seen} steps: the scores began far apart."
+                    f"classes, and is still above it after {history.seen} steps: the scores began far apart.",
+                    "make the first scores small: raise the temperature, drop a factor, or lower first weights.",
+                    LARGE,
                 )
-                advice = "make the first scores small: raise the temperature, drop a factor, or lower first weights."
-                yield _finding(Severity.MEDIUM, names or (site,), sure, self.sure, message, advice, LARGE)
 
     def _steep(self, record: StepRecord, history: History) -> Iterable[Finding]:
         depth, gains = history.run("gain.depth"), history.at_sites("parameter.initial_gain")
@@ -260,17 +277,19 @@ class BadInit(Check):
         names = tuple(gains.sites[index] for index in order if gains.first[index] >= self.usual)
         if worst is None or not math.isfinite(worst):
             return
-        message = (
+        yield _finding(
+            Severity.MEDIUM,
+            names or ("",),
+            depth.first,
+            self.steep,
             f"at the first step the gradient grew {number(math.exp(min(depth.first, 700.0)))}-fold from the last "
             "layer back to the first, so a tiny change of the input changes the output completely, and the loss is "
-            f"{number(worst)} times that of the best constant prediction after {history.seen} steps."
-        )
-        advice = (
+            f"{number(worst)} times that of the best constant prediction after {history.seen} steps.",
             "use smaller initial weights where a later operation multiplies them: sin(w0 * layer(x)) needs weights "
             "within sqrt(6 / inputs) / w0; otherwise use nn.init.kaiming_normal_(layer.weight), which preserves "
-            "the scale."
+            "the scale.",
+            LARGE,
         )
-        yield _finding(Severity.MEDIUM, names or ("",), depth.first, self.steep, message, advice, LARGE)
 
 
 def _small(check: BadInit, history: History) -> Iterable[Finding]:
@@ -288,16 +307,18 @@ def _small(check: BadInit, history: History) -> Iterable[Finding]:
         return
     names = tuple(gains.sites[index] for index in np.flatnonzero(small))
     usual = median(first[small])
-    message = (
+    yield _finding(
+        Severity.MEDIUM,
+        names,
+        usual,
+        check.tiny,
         f"the initial weights of {len(names)} of {len(first)} layers ({some(names)}) were about {number(usual)} of "
         f"the scale that preserves the signal, which shrank to exp({number(depth.first)}) over the depth; after "
-        f"{history.seen} steps the loss is {number(loss.last)}, initially {number(loss.first)}."
-    )
-    advice = (
+        f"{history.seen} steps the loss is {number(loss.last)}, initially {number(loss.first)}.",
         "scale the weights by the number of inputs: nn.init.kaiming_normal_(layer.weight) before ReLU, "
-        "nn.init.xavier_uniform_(layer.weight) before tanh."
+        "nn.init.xavier_uniform_(layer.weight) before tanh.",
+        SMALL,
     )
-    yield _finding(Severity.MEDIUM, names, usual, check.tiny, message, advice, SMALL)
 
 
 def _doubles(record: StepRecord, history: History, alike: float) -> Iterable[Finding]:
@@ -308,15 +329,17 @@ def _doubles(record: StepRecord, history: History, alike: float) -> Iterable[Fin
         if share == 1.0 and name in moving and apart.get(name, 0.0) > alike
     )
     if names:
-        message = (
+        yield _finding(
+            Severity.MEDIUM,
+            names,
+            1.0,
+            1.0,
             f"each unit of {some(names)} has a duplicate with the same weights, and still does after "
-            f"{history.seen - 1} steps: duplicates compute the same output and get the same gradient."
-        )
-        advice = (
+            f"{history.seen - 1} steps: duplicates compute the same output and get the same gradient.",
             f"initialize {names[0]} randomly instead of with a constant or repeated values, or use different biases "
-            "for the duplicates: nn.init.normal_(layer.weight, std=0.02)."
+            "for the duplicates: nn.init.normal_(layer.weight, std=0.02).",
+            DOUBLES,
         )
-        yield _finding(Severity.MEDIUM, names, 1.0, 1.0, message, advice, DOUBLES)
 
 
 def _siblings(record: StepRecord, history: History, alike: float) -> Iterable[Finding]:
@@ -326,15 +349,17 @@ def _siblings(record: StepRecord, history: History, alike: float) -> Iterable[Fi
     kin = Counter(map(pattern, names))
     names = [name for name in names if kin[pattern(name)] > 1]
     if names:
-        message = (
+        yield _finding(
+            Severity.MEDIUM,
+            tuple(names),
+            0.0,
+            0.0,
             f"the weights of {some(tuple(names))} equal those of another layer of the same kind, and still do after "
-            f"{history.seen - 1} steps: they get the same gradients and stay equal."
-        )
-        advice = (
+            f"{history.seen - 1} steps: they get the same gradients and stay equal.",
             "create each of them separately instead of copying one, nn.ModuleList(make() for _ in range(n)) "
-            "without copy.deepcopy or a common seed; if they are meant to be tied, use one module several times."
+            "without copy.deepcopy or a common seed; if they are meant to be tied, use one module several times.",
+            SIBLINGS,
         )
-        yield _finding(Severity.MEDIUM, tuple(names), 0.0, 0.0, message, advice, SIBLINGS)
 
 
 def _moving(record: StepRecord) -> set[str]:

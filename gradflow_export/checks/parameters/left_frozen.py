@@ -144,15 +144,17 @@ class LeftFrozen(Check):
         if count < self.readings or history.run("wiring.outside").last > 0:
             return ()
         since, names = int(series.steps[len(cold) - count]), tuple(series.sites)
-        message = (
-            f"all {len(names)} tensors of the model are frozen since step {since}, while the optimizer that holds "
-            "them steps: nothing is trained."
+        return (
+            _finding(
+                names,
+                f"all {len(names)} tensors of the model are frozen since step {since}, while the optimizer that holds "
+                "them steps: nothing is trained.",
+                "call requires_grad_(True) on what is to be trained: freeze the backbone, not the whole model, and "
+                "unfreeze what was frozen for one pass.",
+                since,
+                "all frozen",
+            ),
         )
-        advice = (
-            "call requires_grad_(True) on what is to be trained: freeze the backbone, not the whole model, and "
-            "unfreeze what was frozen for one pass."
-        )
-        return (_finding(names, message, advice, since, "all frozen"),)
 
     def _at_zero(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         sizes = history.at_sites("parameter.frozen_size")
@@ -162,16 +164,18 @@ class LeftFrozen(Check):
         names = self._used(history, [sizes.sites[index] for index in np.flatnonzero(zero)])
         if not names:
             return ()
-        message = (
-            f"{len(names)} weights ({some(names)}) are all 0 and frozen: their output is always 0, and they will "
-            "never learn."
+        return (
+            _finding(
+                names,
+                f"{len(names)} weights ({some(names)}) are all 0 and frozen: their output is always 0, and they will "
+                "never learn.",
+                f"call requires_grad_(True) on {names[0]} before the optimizer is created, and check that nothing "
+                f"freezes {owner(names[0]) or names[0]} again (PEFT: is_trainable=True, and no second get_peft_model); "
+                "or load its trained weights.",
+                int(sizes.steps[-1]),
+                "frozen at zero",
+            ),
         )
-        advice = (
-            f"call requires_grad_(True) on {names[0]} before the optimizer is created, and check that nothing "
-            f"freezes {owner(names[0]) or names[0]} again (PEFT: is_trainable=True, and no second get_peft_model); "
-            "or load its trained weights."
-        )
-        return (_finding(names, message, advice, int(sizes.steps[-1]), "frozen at zero"),)
 
     def _as_drawn(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Find weights that are frozen as they were drawn, where the loss does not get better than a constant's."""

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from gradflow_export.checks.parameters.lately import LINKS, changed_at, dropped_at_once
-from gradflow_export.checks.parameters.passes import blind_passes, gathering_passes, lonely_passes
+from gradflow_export.checks.parameters.passes import BLIND, COPIED, GATHERING, LONELY, counted
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
@@ -80,12 +80,11 @@ class NotTraining(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the connections of this record and of those before it."""
-        lonely = seen(record, "wiring.lonely_passes")
-        if lonely is not None and lonely > 0:
-            return (lonely_passes(lonely, seen(record, "wiring.foreign") or 0.0),)
-        gathered = seen(record, "wiring.gathering_passes")
-        if gathered is not None and gathered > 0:
-            return (gathering_passes(gathered),)
+        foreign = seen(record, "wiring.foreign") or 0.0
+        if lonely := seen(record, "wiring.lonely_passes"):
+            return (counted(COPIED if foreign >= 0.5 else LONELY, lonely, foreign=foreign),)
+        if gathered := seen(record, "wiring.gathering_passes"):
+            return (counted(GATHERING, gathered),)
         series = history.at_sites("connection.state")
         if not record.facts.get("connection.state") or len(series.steps) < self.readings:
             return ()
@@ -118,9 +117,9 @@ class NotTraining(Check):
         trainable = (ever & Wiring.TRAINABLE) > 0
         total = int(trainable.sum())
         owned, reached = (ever & Wiring.OWNED) > 0, (ever & Wiring.GRADIENT) > 0
-        blind = seen(record, "wiring.blind_passes")
-        if blind is not None and blind >= self.readings and (trainable & owned).any() and not reached.any():
-            return (blind_passes(blind, since),)
+        blind = seen(record, "wiring.blind_passes") or 0.0
+        if blind >= self.readings and (trainable & owned).any() and not reached.any():
+            return (counted(BLIND, blind, since),)
         still = trainable & ((always & Wiring.ZERO_RATE) > 0)
         findings = [
             *(() if start else _hidden(history, self.readings)),
