@@ -180,24 +180,22 @@ class LeakedTarget(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the samples read so far."""
         for site in layers_of(record, "target.column"):
-            column, rows = seen(record, "target.column", site), seen(record, "target.compared", site) or 0.0
-            if column is None or column < 0 or rows < self.samples:
-                continue
-            place = f" of {site}" if site else ""
-            return (
-                Finding(
-                    IssueType.LEAKAGE,
-                    Severity.HIGH,
-                    ("input",),
-                    rows,
-                    float(self.samples),
-                    f"Column {number(column)} of the inputs{place} equals the target, in each of {number(rows)} "
-                    "different samples: the model copies the target from its input.",
-                    f"remove it from the inputs, x = torch.cat([x[:, :{int(column)}], x[:, {int(column)} + 1:]], "
-                    "dim=1), or end the window one step before the target; remove any other feature derived from "
-                    "the target too.",
-                    cause="leaked target",
-                    origin="the target is among the inputs",
-                ),
-            )
+            column, rows = (seen(record, f"target.{fact}", site) or 0.0 for fact in ("column", "compared"))
+            if column >= 0 and rows >= self.samples:
+                return (
+                    Finding(
+                        IssueType.LEAKAGE,
+                        Severity.HIGH,
+                        ("input",),
+                        rows,
+                        float(self.samples),
+                        f"Column {number(column)} of the inputs{f' of {site}' if site else ''} equals the target, in "
+                        f"each of {number(rows)} different samples: the model copies the target from its input.",
+                        f"remove it from the inputs, x = torch.cat([x[:, :{int(column)}], x[:, {int(column)} + 1:]], "
+                        "dim=1), or end the window one step before the target; remove any other feature derived from "
+                        "the target too.",
+                        cause="leaked target",
+                        origin="the target is among the inputs",
+                    ),
+                )
         return ()

@@ -128,15 +128,17 @@ class WrongMode(Check):
         names, _ = _above(record, _ASLEEP)
         episodes = _episodes(history.at_sites(_ASLEEP))
         if names and len(episodes) >= self.asleep:
-            message = (
-                f"the model has been training in evaluation mode since step {episodes[0]}: {some(names)} apply no "
-                "dropout and do not update batch "
-                f"statistics{', as they did before' if episodes[0] > 1 else ', which still have their initial values'}."
-            )
-            advice = "call model.train() after each evaluation, before the next training step."
-            first = float(len(episodes))
             yield _finding(
-                Severity.HIGH, names, first, 0.0, message, advice, "training in evaluation mode", episodes[0]
+                Severity.HIGH,
+                names,
+                float(len(episodes)),
+                0.0,
+                f"the model has been training in evaluation mode since step {episodes[0]}: {some(names)} apply no "
+                "dropout and do not update batch statistics, "
+                f"{'as they did before' if episodes[0] > 1 else 'which still have their initial values'}.",
+                "call model.train() after each evaluation, before the next training step.",
+                "training in evaluation mode",
+                episodes[0],
             )
 
 

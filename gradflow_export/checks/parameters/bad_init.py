@@ -124,66 +124,17 @@ class BadInit(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the first weights, and their rows a few steps later."""
-        first = "parameter.initial_gain" in record.facts
-        rows = () if first else (_doubles, _siblings)
-        alike = () if first else self._alike(record, history)
-        later = (*alike, *(each for look in rows for each in look(record, history, self.alike)))
+        again = "parameter.row_spread" in record.facts and "parameter.initial_gain" not in record.facts
+        rows = (_copies, _zeros, _doubles, _siblings) if again else ()
+        later = tuple(each for look in rows for each in look(self, record, history))
         losses, read = history.run("loss").whole()[0], history.at_sites("parameter.initial_gain").steps
         if len(losses) and len(read) and losses[0] + self.after < read[0]:
             return later  # resumed, or added later: not the weights that the first losses are of; a scaler skips a few
         looks = (self._large, self._head, self._one_sided, self._steep) if history.seen >= self.after else (self._head,)
-        due = looks if self._due_to_weights(record, history) else ()
+        large_inputs = float(np.nanmax(history.at_sites("input.rms").first, initial=0.0)) > self.inputs
+        due = looks if record.facts.get("loss.over_constant") and not large_inputs else ()
         large = [finding for look in due for finding in look(record, history)][:1]
         return (*later, *large, *_small(self, history))
-
-    def _alike(self, record: StepRecord, history: History) -> Iterable[Finding]:
-        spread = record.facts.get("parameter.row_spread")
-        if not spread:
-            return
-        moved = reading_of(record, "parameter.update_norm").as_dict()
-        read, parted = values_of(record, "parameter.row_spread"), values_of(record, "parameter.row_parting")
-        copies = tuple(
-            site
-            for site, apart in read.items()
-            if moved.get(site) and (apart <= self.alike or parted.get(site, math.inf) <= self.together)
-        )
-        if copies:
-            yield _finding(
-                Severity.HIGH,
-                copies,
-                read[copies[0]],
-                self.alike,
-                f"all units of {some(copies)} have the same weights, and still do after {history.seen - 1} steps: "
-                "they compute the same output and get the same gradient, so each layer acts like a single unit.",
-                "initialize the weights randomly instead of with a constant: "
-                "nn.init.kaiming_normal_(layer.weight), or keep PyTorch's default initialization.",
-                COPIES,
-            )
-        sizes, wired = reading_of(record, "parameter.weight_norm"), connected(history, Wiring.OWNED | Wiring.GRADIENT)
-        zero = set(only(sizes, sizes.values == 0.0).sites)
-        blank = tuple(site for site in spread if site in zero and site not in read and site in wired)
-        if blank:
-            gains = history.at_sites("parameter.initial_gain")
-            begun = tuple(s for s, gain in zip(gains.sites, gains.first, strict=True) if gain == 0 and s not in blank)
-            yield _finding(
-                Severity.HIGH,
-                (*blank, *begun),
-                0.0,
-                0.0,
-                (
-                    f"the weights of {some(blank)} are all 0, and still are after {history.seen - 1} steps"
-                    + (f"; those of {some(begun)} began with 0 as well." if begun else ".")
-                ),
-                "initialize at most one of two consecutive layers with zeros, otherwise no gradient passes: use "
-                "nn.init.kaiming_normal_(layer.weight) for the others, or keep PyTorch's default initialization.",
-                ZEROS,
-            )
-
-    def _due_to_weights(self, record: StepRecord, history: History) -> bool:
-        """Whether the loss was compared with the best constant's in this record, and no large input explains it."""
-        if not record.facts.get("loss.over_constant"):
-            return False
-        return not float(np.nanmax(history.at_sites("input.rms").first, initial=0.0)) > self.inputs
 
     def _large(self, record: StepRecord, history: History) -> Iterable[Finding]:
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
@@ -321,12 +272,54 @@ def _small(check: BadInit, history: History) -> Iterable[Finding]:
     )
 
 
-def _doubles(record: StepRecord, history: History, alike: float) -> Iterable[Finding]:
+def _copies(check: BadInit, record: StepRecord, history: History) -> Iterable[Finding]:
+    moved = reading_of(record, "parameter.update_norm").as_dict()
+    read, parted = values_of(record, "parameter.row_spread"), values_of(record, "parameter.row_parting")
+    names = tuple(
+        site
+        for site, apart in read.items()
+        if moved.get(site) and (apart <= check.alike or parted.get(site, math.inf) <= check.together)
+    )
+    if names:
+        yield _finding(
+            Severity.HIGH,
+            names,
+            read[names[0]],
+            check.alike,
+            f"all units of {some(names)} have the same weights, and still do after {history.seen - 1} steps: "
+            "they compute the same output and get the same gradient, so each layer acts like a single unit.",
+            "initialize the weights randomly instead of with a constant: "
+            "nn.init.kaiming_normal_(layer.weight), or keep PyTorch's default initialization.",
+            COPIES,
+        )
+
+
+def _zeros(_check: BadInit, record: StepRecord, history: History) -> Iterable[Finding]:
+    read, sizes = record.facts.get("parameter.row_spread", {}), reading_of(record, "parameter.weight_norm")
+    zero = connected(history, Wiring.OWNED | Wiring.GRADIENT).intersection(only(sizes, sizes.values == 0.0).sites)
+    blank = tuple(site for site, apart in read.items() if apart is None and site in zero)
+    if blank:
+        gains = history.at_sites("parameter.initial_gain")
+        begun = tuple(s for s, gain in zip(gains.sites, gains.first, strict=True) if gain == 0 and s not in blank)
+        yield _finding(
+            Severity.HIGH,
+            (*blank, *begun),
+            0.0,
+            0.0,
+            f"the weights of {some(blank)} are all 0, and still are after {history.seen - 1} steps"
+            + (f"; those of {some(begun)} began with 0 as well." if begun else "."),
+            "initialize at most one of two consecutive layers with zeros, otherwise no gradient passes: use "
+            "nn.init.kaiming_normal_(layer.weight) for the others, or keep PyTorch's default initialization.",
+            ZEROS,
+        )
+
+
+def _doubles(check: BadInit, record: StepRecord, history: History) -> Iterable[Finding]:
     apart, moving = values_of(record, "parameter.row_spread"), _moving(record)
     names = tuple(
         name
         for name, share in values_of(record, "parameter.row_doubles").items()
-        if share == 1.0 and name in moving and apart.get(name, 0.0) > alike
+        if share == 1.0 and name in moving and apart.get(name, 0.0) > check.alike
     )
     if names:
         yield _finding(
@@ -342,10 +335,10 @@ def _doubles(record: StepRecord, history: History, alike: float) -> Iterable[Fin
         )
 
 
-def _siblings(record: StepRecord, history: History, alike: float) -> Iterable[Finding]:
+def _siblings(check: BadInit, record: StepRecord, history: History) -> Iterable[Finding]:
     """Yield layers that only the numbers in their names distinguish."""
     gaps, moving = values_of(record, "parameter.sibling_gap"), _moving(record)
-    names = [name for name, gap in gaps.items() if gap <= alike and name in moving]
+    names = [name for name, gap in gaps.items() if gap <= check.alike and name in moving]
     kin = Counter(map(pattern, names))
     names = [name for name in names if kin[pattern(name)] > 1]
     if names:
