@@ -9,7 +9,6 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from gradflow_export.checks.parameters.lately import LINKS, changed_at, dropped_at_once
 from gradflow_export.checks.parameters.passes import BLIND, COPIED, GATHERING, LONELY, counted
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
@@ -18,7 +17,16 @@ from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import seen
 from gradflow_export.rules.history import History, SiteSeries
 from gradflow_export.rules.progress import ZERO_GRADIENT, shut
-from gradflow_export.rules.signals import Codes, connections, follows, owner, taking_turns
+from gradflow_export.rules.signals import (
+    LINKS,
+    Codes,
+    changed_at,
+    connections,
+    dropped_at_once,
+    follows,
+    owner,
+    taking_turns,
+)
 
 
 class _Told(NamedTuple):
