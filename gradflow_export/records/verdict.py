@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from gradflow_export.records.statistics import ENDS, Ends
-from gradflow_export.records.step_record import Reading, StepRecord, passes_alone
+from gradflow_export.records.step_record import Reading, Severity, StepRecord, passes_alone
 
 HARDLY = 0.97
 """Fraction of the first loss at or above which a loss hardly fell."""
@@ -30,7 +30,7 @@ class Verdict:
 
     Attributes:
         tone: How good it is: ``"none"`` where nothing can be said.
-        headline: A few words, ``"healthy"`` or ``"2 problems"``.
+        headline: A few words, ``"healthy"``, ``"2 problems"``, ``"1 possible problem"``.
         detail: The reasons.
 
     >>> str(Verdict("bad", "1 problem", "DEAD in a since step 3"))
@@ -52,6 +52,7 @@ class Course:
 
     Attributes:
         steps: Number of records.
+        before: Number of records of earlier sessions, where these are not among them.
         last: Last recorded step.
         ends: The first and the last loss.
         loss_read: Last step whose loss was read, 0 when there is none.
@@ -62,6 +63,7 @@ class Course:
     """
 
     steps: int = 0
+    before: int = 0
     last: int = 0
     ends: Ends = field(default_factory=Ends)
     loss_read: int = 0
@@ -129,7 +131,7 @@ def verdict(
     course: Course,
     problems: Sequence[str],
     *,
-    grave: bool = True,
+    worst: Severity = Severity.HIGH,
     earlier: Sequence[str] = (),
     healed: int = 0,
     lost: str = "",
@@ -139,7 +141,7 @@ def verdict(
     Args:
         course: How far it came.
         problems: Names of the open problems that no other explains, the worst first.
-        grave: Whether one of them is HIGH or CRITICAL.
+        worst: The highest severity among them. Where it is LOW they are possible problems.
         earlier: Names of those that an earlier session of the run left open and this one does not report.
         healed: How many healed.
         lost: What was lost, in words.
@@ -149,13 +151,15 @@ def verdict(
         return Verdict("none", "no step recorded yet", lost)
     if problems:
         more = f"; {len(earlier)} more left open by an earlier session" if earlier else ""
-        return Verdict("bad" if grave else "warn", _count(problems), _listed(problems) + more + after)
+        said = _count(problems, "possible problem" if worst <= Severity.LOW else "problem")
+        return Verdict("bad" if worst >= Severity.HIGH else "warn", said, _listed(problems) + more + after)
     return _calm(course, earlier, f" ({healed} healed)" if healed else "", lost)
 
 
 def _calm(course: Course, earlier: Sequence[str], healed: str, lost: str) -> Verdict:
     """Judge a run of whose latest session no problem is open."""
-    steps = f"in {'the ' if lost else ''}{course.steps} recorded step{'s' * (course.steps > 1)}"
+    count = course.before + course.steps
+    steps = f"in {'the ' if lost else ''}{count} recorded step{'s' * (count > 1)}"
     after = f"; {lost}" if lost else ""
     said = f"no open problem {steps}{after}{healed}"
     what, span = course.way
@@ -175,8 +179,8 @@ def _calm(course: Course, earlier: Sequence[str], healed: str, lost: str) -> Ver
     return Verdict("warn" if lost else "good", headline, said + went)
 
 
-def _count(names: Sequence[str]) -> str:
-    return f"{len(names):,} problem{'s' * (len(names) > 1)}"
+def _count(names: Sequence[str], what: str = "problem") -> str:
+    return f"{len(names):,} {what}{'s' * (len(names) > 1)}"
 
 
 def _listed(names: Sequence[str]) -> str:

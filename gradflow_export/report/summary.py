@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from gradflow_export.records.verdict import JUDGED, Course, Verdict, problem, ve
 from gradflow_export.report.flow_pattern import FlowPatterns
 from gradflow_export.report.text import as_lines, statistics
 from gradflow_export.report.trace import Trace
+from gradflow_export.storage.earlier import Earlier
 
 HEALED = 1000
 """Healed issues that are remembered, as many as the rules' judge remembers; the oldest go first."""
@@ -47,7 +48,7 @@ class RunSummary:
     Attributes:
         info: What was known at the start, ``None`` when nothing is.
         course: How far the run came, and how its loss went.
-        first: First recorded step, 0 when there is none.
+        first: First recorded step of the run, 0 when there is none.
         resumed: First steps of the sessions after the first, rising.
         earlier: What earlier sessions of the run left open, if their records are not here.
         left_out: Healed issues that are remembered no more.
@@ -69,6 +70,7 @@ class RunSummary:
         self.flow = FlowPatterns()
         self._stored = StoredLost()
         self._known: LostSteps | None = None
+        self._begun = self._missing = 0
         self._windows = {name: Window(TREND_WINDOW) for name in JUDGED}
         self._issues: dict[tuple[str, str, int], Issue] = {}
         self._ignored: dict[tuple[str, str, int], Issue] = {}
@@ -78,10 +80,11 @@ class RunSummary:
         self._elapsed = self._own = 0.0
         self._trained: tuple[int, int] | None = None
 
-    def recall(self, issues: Iterable[Issue], losses: Iterable[tuple[int, float]]) -> None:
-        """Take in what earlier sessions left open, and their losses with their steps; before the first record."""
-        self.earlier = tuple(issues)
-        for step, loss in losses:
+    def recall(self, before: Earlier) -> None:
+        """Take in what earlier sessions left, and what lies between them and this one; before the first record."""
+        self.earlier = tuple(issue for issue, _ in before.issues)
+        self._begun, self.course.before, self._missing = before.first, before.records, sum(g.steps for g in before.gaps)
+        for step, loss in before.losses:
             self.course.ends.add(loss, step)
             self.trace.add(step, loss)
 
@@ -91,7 +94,7 @@ class RunSummary:
         if share is not None and seconds is not None:
             seconds *= max(record.step - self.last, 1)  # both are of all steps since the record before
             self._elapsed, self._own = self._elapsed + seconds, self._own + share * seconds
-        self.first = self.first or record.step
+        self.first = self.first or self._begun or record.step
         self.course.add(record)
         self._stored.add(record)
         self._trained = _trained(record) or self._trained
@@ -156,7 +159,9 @@ class RunSummary:
     def lost_steps(self) -> LostSteps:
         """What was lost: as the records tell, until something that knows more about steps sets it."""
         stored = self._stored.lost_steps
-        return stored if self._known is None else replace(self._known, disabled=stored.disabled)
+        known = stored if self._known is None else replace(self._known, disabled=stored.disabled)
+        written = {**known.unwritten, "": known.unwritten.get("", 0) + self._missing}
+        return replace(known, unwritten=written) if self._missing else known
 
     @lost_steps.setter
     def lost_steps(self, known: LostSteps) -> None:
@@ -164,8 +169,8 @@ class RunSummary:
 
     @property
     def steps(self) -> int:
-        """Number of records."""
-        return self.course.steps
+        """Number of records, those of the sessions that this one continues included; 0 before it has one."""
+        return self.course.steps and self.course.before + self.course.steps
 
     @property
     def last(self) -> int:
@@ -201,7 +206,7 @@ class RunSummary:
         return verdict(
             self.course,
             [self._named(issue) for issue in now],
-            grave=any(issue.severity >= Severity.HIGH for issue in now),
+            worst=max((issue.severity for issue in now), default=Severity.INFO),
             earlier=[self._named(issue) for issue in (*before, *left)],
             healed=sum(not group.head.open for group in every) + self.left_out,
             lost=self.lost_steps.phrase,

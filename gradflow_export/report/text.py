@@ -72,7 +72,8 @@ def _now_trained(summary: RunSummary, info: RunInfo) -> str:
 def _seldom(summary: RunSummary, name: str, seen: Welford) -> str:
     """Say of which steps a row is, where that is less than half of them or not up to the last."""
     count, last = seen.count + seen.nonfinite, summary.read[name]
-    said = [f"read at {count} of {summary.steps} steps"] if 2 * count < summary.steps else []
+    taken = summary.course.steps
+    said = [f"read at {count} of {taken} steps"] if 2 * count < taken else []
     said += [f"last read at step {last}"] if last < max(summary.read.values()) else []
     return f"  ({', '.join(said)})" if said else ""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gradflow_export.records.step_record import Issue, Reading, RunInfo
-from gradflow_export.storage.reader import Records, continued
+from gradflow_export.records.step_record import Gap, Issue, Reading, RunInfo
+from gradflow_export.storage.reader import Records, continued, missing
 
 WEIGHTS, RATE = "parameter.weight_norm", "learning_rate"
 
@@ -22,6 +22,9 @@ class Earlier:
         issues: Those that they left open, each with the number of records after which its session reported it.
         losses: Each recorded loss with its step.
         rate: The last learning rate, NaN where none was recorded.
+        records: How many records there are.
+        first: The step of the first one, 0 where there is none.
+        gaps: What is missing among them, and between the last one and the session that continues them.
         weights: The last two readings of the norms of parameters, each with its step; fewer where there were fewer.
     """
 
@@ -29,6 +32,9 @@ class Earlier:
     losses: tuple[tuple[int, float], ...] = ()
     rate: float = math.nan
     weights: tuple[tuple[int, Mapping[str, float]], ...] = ()
+    records: int = 0
+    first: int = 0
+    gaps: tuple[Gap, ...] = ()
 
 
 def earlier(logdir: str | os.PathLike[str], info: RunInfo, before: int) -> Earlier:
@@ -55,7 +61,8 @@ def earlier(logdir: str | os.PathLike[str], info: RunInfo, before: int) -> Earli
     losses: list[tuple[int, float]] = []
     rates: list[float] = [math.nan]
     weights: list[tuple[int, Reading]] = []
-    for record in Records(run).only({"loss", RATE, WEIGHTS}):
+    records = Records(run)
+    for record in records.only({"loss", RATE, WEIGHTS}):
         if record.step >= before:
             break
         loss, rate, read = record.value("loss"), record.value(RATE), record.get(WEIGHTS)
@@ -63,4 +70,12 @@ def earlier(logdir: str | os.PathLike[str], info: RunInfo, before: int) -> Earli
         rates = rates if rate is None else [rate]
         weights = weights if read is None else [*weights[-1:], (record.step, read)]
     norms = tuple((step, {site: v for site, v in read.as_dict().items() if v is not None}) for step, read in weights)
-    return Earlier(tuple(pair for pair in last.values() if pair[0].open), tuple(losses), rates[0], norms)
+    return Earlier(
+        tuple(pair for pair in last.values() if pair[0].open),
+        tuple(losses),
+        rates[0],
+        norms,
+        bisect_left(records.steps, before),
+        min(firsts),
+        tuple(missing(run, before)),
+    )

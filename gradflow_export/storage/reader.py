@@ -210,7 +210,7 @@ def read_run(logdir: str | os.PathLike[str], *, rank: int | None = None, session
         tuple(start.name for start in own),
         Records(own),
         skipped,
-        tuple(sorted(_gaps(own), key=lambda gap: gap.first)),
+        tuple(sorted(missing(own), key=lambda gap: gap.first)),
         tuple(other[-1].name for other in histories if other is not whole),
         bool(own) and own[-1].closed,
         _replaced(history),
@@ -251,23 +251,23 @@ def _all_sessions(files: Sequence[Path]) -> tuple[list[Session], int]:
     return sessions, skipped
 
 
-def _gaps(starts: Sequence[Start]) -> Iterator[Gap]:
+def missing(starts: Sequence[Start], until: int | None = None) -> Iterator[Gap]:
     """Yield what the sessions of a run say is missing, and what lies between two of them, the latest session first.
 
-    What one says of a step from which a later one went on does not count: that one recorded it again.
+    What one says of a step from which a later one recorded does not count. At ``until`` begins one more that goes on.
     """
-    cut, following = math.inf, None
+    cut: float = math.inf if until is None else until
+    later: Sequence[Gap] | None = None if until is None else ()
     for start in reversed(starts):
         own = [part for gap in start.gaps for part in before(gap, cut)]
         yield from own
         if start.owner:
-            if following is not None:
-                until = int(min([cut, *(gap.first for gap in following.gaps)]))
+            if later is not None:
+                began = int(min([cut, *(gap.first for gap in later)]))
                 known = {*start.owner, *(gap.last for gap in own)}
-                lost = between(sorted(known), until, start.info and start.info.settings, closed=start.closed)
+                lost = between(sorted(known), began, start.info and start.info.settings, closed=start.closed)
                 yield from () if lost is None else (lost,)
-            first = min(start.owner)
-            cut, following = min(cut, first), start
+            cut, later = min(cut, *start.owner), start.gaps
 
 
 def _runs(history: Sequence[Start]) -> list[Sequence[Start]]:

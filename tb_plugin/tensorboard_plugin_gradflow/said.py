@@ -59,7 +59,7 @@ class Findings:
         made = verdict(
             self.course,
             [_named(issue) for issue in now],
-            grave=any(issue.severity >= Severity.HIGH for issue in now),
+            worst=max((issue.severity for issue in now), default=Severity.INFO),
             earlier=[_named(issue) for issue in _open(self.earlier)],
             healed=sum(not group.head.open for group in self.groups),
             lost=lost,

@@ -15,6 +15,7 @@ from gradflow_export.records.step_record import Issue, IssueType, Reading, Sever
 from gradflow_export.rules.diverging import Diverging
 from gradflow_export.storage import reader
 from gradflow_export.storage.earlier import Earlier
+from gradflow_export.writers import JsonlWriter
 
 
 def train(logdir, steps, start_step=0):
@@ -207,6 +208,34 @@ def test_the_loss_of_a_resumed_run_fell_since_its_first_step(stopped, tmp_path):
     exporter = resumed(stopped, tmp_path)
     whole = summarise(runs_in(tmp_path / "run")[-1])
     assert exporter.summary()["loss"] == whole.as_dict()["loss"]
+    assert exporter.summary()["verdict"] == whole.verdict
+    assert "in 360 recorded steps; the loss fell from" in whole.verdict
+
+
+def test_a_resumed_run_says_what_was_lost_before_it(tmp_path):
+    """The session before was killed, as far as its file knows, two steps before the checkpoint."""
+    train(tmp_path, 12)
+    train(tmp_path, 5, start_step=14)
+    lines = tmp_path / "lines"
+    writer = JsonlWriter(lines)
+    writer.open(
+        replace(read_run(tmp_path).info, session="1000-a-0", started=1.0, settings={"every": 1, "budget": None})
+    )
+    for record in read_run(tmp_path).records[:12]:
+        writer.write(record)
+    writer.keep()
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Exporter(model, backends=["jsonl"], logdir=lines, start_step=14, strict=True).watch() as exporter:
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(3, 4)).square().mean().backward()
+            optimizer.step()
+    told = exporter.summary()
+    assert told["steps"] == {"count": 17, "first": 1, "last": 19}
+    assert "in the 17 recorded steps; 2 steps were lost (not written)" in told["verdict"]
+    assert told["verdict"] == summarise(runs_in(lines)[-1]).verdict
 
 
 def test_a_model_that_is_seen_for_a_few_steps_is_not_judged_as_if_it_had_trained_for_all(tmp_path):

@@ -74,6 +74,14 @@ def test_the_worst_open_problem_comes_first():
     assert "(1 healed)" in summed([1.0] * 6, [resting, stuck]).verdict, "what another explains is none of its own"
 
 
+def test_what_is_low_at_most_is_a_possible_problem():
+    """LOW says that the evidence is weak; one that is sure makes the whole a problem."""
+    low, sure = issue(Severity.LOW, "a"), issue(Severity.MEDIUM, "b")
+    verdict = summed([1.0] * 6, [low]).judged
+    assert (verdict.tone, verdict.headline) == ("warn", "1 possible problem")
+    assert summed([1.0] * 6, [low, sure]).judged.headline == "2 problems"
+
+
 def test_issues_that_come_and_go_are_forgotten_in_the_end():
     """Memory does not grow with them: the newest healed ones and all open ones stay, and all are counted."""
     summary = RunSummary()

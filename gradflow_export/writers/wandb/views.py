@@ -60,7 +60,7 @@ class Views:
         return verdict(
             self._course,
             [problem(each.issue_type, each.layer, each.step if self._course.stepped else None) for each in still],
-            grave=any(each.severity >= Severity.HIGH for each in still),
+            worst=max((each.severity for each in still), default=Severity.INFO),
             healed=sum(not group.head.open for group in every),
         )
 
