@@ -31,10 +31,11 @@ NEAR = 4
 
 
 class _Pass(NamedTuple):
-    """A backward pass that reached a parameter: which one, when, and what it found."""
+    """A backward pass that reached a parameter: which one, when, what it brought, and what it found."""
 
     task: int
     order: int
+    came: Tensor
     found: Tensor | None
 
 
@@ -52,12 +53,9 @@ class _Arrivals:
     def __init__(self) -> None:
         self.passes: list[_Pass] = []
         self.taken: list[_Taken] = []
-        self.cleared = False
-        self.found: list[Tensor] = []
-        self.came: list[Tensor] = []
         self.coming: tuple[Tensor, Tensor | None] | None = None
         self.version: int | None = None
-        self.later: list[Tensor | None] = []
+        self.later: list[_Pass] = []
 
 
 class ArrivalInstrument(Reader):
@@ -125,13 +123,12 @@ class ArrivalInstrument(Reader):
         with torch.no_grad():
             for place, parameter in zip(step.owned.where, step.owned.parameters, strict=True):
                 seen = self._seen.pop(id(parameter), None)
-                if seen is None or not seen.came or not whole:
+                if seen is None or not seen.passes or not whole:
                     continue
-                came = torch.stack(seen.came).sum()
+                came = _brought(seen.passes).sum()
                 there = came.new_zeros(()) if parameter.grad is None else _size(parameter.grad)
-                left = came.new_zeros(()) if seen.cleared else torch.stack(seen.found).amin()
                 where.append(place)
-                stale.append(left / there)
+                stale.append(_found(seen.passes).amin() / there)
                 kept.append(there / came)
                 others = self._left_by_others(seen)
                 foreign.append(came.new_zeros(()) if others is None else others / there)
@@ -148,11 +145,10 @@ class ArrivalInstrument(Reader):
                 seen = self._seen.get(id(parameter)) if step.closure else None
                 if seen is None or not seen.later or parameter.grad is None:
                     continue
-                came, there = torch.stack(seen.came).sum(), _size(parameter.grad)
-                found = [came.new_zeros(()) if size is None else size for size in seen.later]
+                there = _size(parameter.grad)
                 where.append(place)
-                stale.append(torch.stack(found).amin() / there)
-                kept.append(there / came)
+                stale.append(_found(seen.later).amin() / there)
+                kept.append(there / _brought(seen.passes).sum())
         self._forget(step)
         self._give(step, where, stale=stale, kept=kept)
 
@@ -177,8 +173,8 @@ class ArrivalInstrument(Reader):
         mine = frozenset(held).intersection(self._seen)
         orders: dict[int, int] = {}
         for key in mine:
-            for task, order, _ in self._seen[key].passes:
-                orders[task] = min(order, orders.get(task, order))
+            for one in self._seen[key].passes:
+                orders[one.task] = min(one.order, orders.get(one.task, one.order))
         for key, seen in self._seen.items():
             if key not in mine and seen.passes and orders:
                 seen.taken.append(_Taken(len(seen.passes), mine, orders))
@@ -186,10 +182,10 @@ class ArrivalInstrument(Reader):
     def _left_by_others(self, seen: _Arrivals) -> Tensor | None:
         """Return the size of what a pass of another player left there, ``None`` where none did or it was cleared."""
         for passes, holds, orders in seen.taken:
-            through = any(task in orders and order < orders[task] for task, order, _ in seen.passes[:passes])
+            through = any(one.task in orders and one.order < orders[one.task] for one in seen.passes[:passes])
             own = seen.passes[passes:]
-            theirs = {task for key in holds if key in self._seen for task, _, _ in self._seen[key].passes}
-            shared = any(task in theirs or task in orders for task, _, _ in own)
+            theirs = {one.task for key in holds if key in self._seen for one in self._seen[key].passes}
+            shared = any(one.task in theirs or one.task in orders for one in own)
             if through and own and not shared and own[0].found is not None:
                 return own[0].found
         return None
@@ -212,17 +208,11 @@ class ArrivalInstrument(Reader):
         seen = self._seen.get(id(parameter))
         if seen is None or seen.coming is None:
             return
-        (came, found), seen.coming = seen.coming, None
-        seen.came.append(came)
         self._order += 1
-        seen.passes.append(_Pass(torch_private.backward_number(), self._order, found))
+        seen.passes.append(_Pass(torch_private.backward_number(), self._order, *seen.coming))
         if seen.version not in {None, torch_private.version(parameter)}:
-            seen.later.append(found)
-        seen.version = torch_private.version(parameter)
-        if found is None:
-            seen.cleared = True
-        else:
-            seen.found.append(found)
+            seen.later.append(seen.passes[-1])
+        seen.coming, seen.version = None, torch_private.version(parameter)
 
 
 def _can_follow(parameter: Tensor) -> bool:
@@ -248,11 +238,20 @@ def _dropped(seen: _Arrivals, there: Tensor, parts: list[float]) -> Tensor:
     count = len(seen.passes)
     if count < 2 or seen.later or len(parts) != count or any(round(part) != count for part in parts):
         return there.new_zeros(())
-    found = [there.new_zeros(()) if one.found is None else one.found for one in seen.passes[1:]]
-    alone = (torch.stack(found) == 0).all() & torch.isclose(there, seen.came[-1], rtol=1e-4, atol=0.0)
-    return alone * (count - 1.0)
+    same = torch.isclose(there, seen.passes[-1].came, rtol=1e-4, atol=0.0)
+    return (same & (_found(seen.passes[1:]) == 0).all()) * (count - 1.0)
+
+
+def _brought(passes: list[_Pass]) -> Tensor:
+    """Return the sizes of what passes brought. Shape: ``[passes]``."""
+    return torch.stack([one.came for one in passes])
+
+
+def _found(passes: list[_Pass]) -> Tensor:
+    """Return the sizes of what passes found, 0 where it was cleared. Shape: ``[passes]``."""
+    return torch.stack([one.came.new_zeros(()) if one.found is None else one.found for one in passes])
 
 
 def _size(gradient: Tensor) -> Tensor:
     """Return the mean size of evenly spaced entries, in float64. Shape: scalar."""
-    return even_sample(gradient.coalesce().values() if gradient.is_sparse else gradient, ENTRIES).abs().double().mean()
+    return even_sample(gradient, ENTRIES).abs().double().mean()

@@ -44,7 +44,6 @@ class ConstantTargets(Check):
     readings: int = 8
     patience: int = 1
 
-    name: ClassVar[str] = "constant-targets"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("target.distinct",)
     remembers: ClassVar[tuple[str, ...]] = ("target.distinct",)
@@ -52,23 +51,21 @@ class ConstantTargets(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the targets seen so far."""
         for site in () if own_losses(record.get("optimizer.loss")) else layers_of(record, "target.distinct"):
-            counts = past(history, "target.distinct", site)
-            rows = seen(record, "target.rows", site) or 0.0
-            if len(counts) < self.readings or counts.max() > 1 or rows < self.samples:
-                continue
-            return (
-                Finding(
-                    IssueType.BAD_TARGETS,
-                    Severity.HIGH,
-                    ("target",),
-                    1.0,
-                    2.0,
-                    f"All {number(rows)} targets read so far, from {len(counts)} or more batches, are the same.",
-                    "check torch.unique(targets, return_counts=True); if sorted by class, use shuffle=True.",
-                    cause="constant",
-                    origin="constant",
-                ),
-            )
+            counts, rows = past(history, "target.distinct", site), seen(record, "target.rows", site) or 0.0
+            if len(counts) >= self.readings and counts.max() <= 1 and rows >= self.samples:
+                return (
+                    Finding(
+                        IssueType.BAD_TARGETS,
+                        Severity.HIGH,
+                        ("target",),
+                        1.0,
+                        2.0,
+                        f"All {number(rows)} targets read so far, from {len(counts)} or more batches, are the same.",
+                        "check torch.unique(targets, return_counts=True); if sorted by class, use shuffle=True.",
+                        cause="constant",
+                        origin="constant",
+                    ),
+                )
         return ()
 
 
@@ -115,7 +112,6 @@ class SortedTargets(Check):
     readings: int = 10
     patience: int = 2
 
-    name: ClassVar[str] = "sorted-targets"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS, IssueType.WRONG_LOSS)
     evidence: ClassVar[tuple[str, ...]] = ("target.uniform_share",)
     remembers: ClassVar[tuple[str, ...]] = ("target.uniform_share", "loss.over_constant")
@@ -123,8 +119,18 @@ class SortedTargets(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the targets seen so far."""
         for site in layers_of(record, "target.uniform_share"):
-            levels = seen(record, "target.levels", site) or 0.0
-            if levels >= self.levels and seen(record, "target.uniform_share", site) == 1.0:
+            levels, uniform, kinds, entropy, count, chooses = (
+                seen(record, fact, site) or 0.0
+                for fact in (
+                    "target.levels",
+                    "target.uniform_share",
+                    "target.distinct",
+                    "loss.constant",
+                    "loss.samples",
+                    "loss.choice",
+                )
+            )
+            if levels >= self.levels and uniform == 1.0:
                 if no_better(history, site, self.learned, 5) is None:
                     continue
                 return (
@@ -142,14 +148,9 @@ class SortedTargets(Check):
                         cause="averaged targets",
                     ),
                 )
-            uniform, kinds = (
-                seen(record, "target.uniform_share", site) or 0.0,
-                seen(record, "target.distinct", site) or 0.0,
-            )
-            entropy, count = seen(record, "loss.constant", site) or 0.0, seen(record, "loss.samples", site) or 0.0
             few = count < self.size or len(past(history, "target.uniform_share", site)) < self.readings
             mixed = uniform < self.share or kinds < self.kinds or entropy < self.mixed
-            if few or mixed or not seen(record, "loss.choice", site):
+            if few or mixed or not chooses:
                 continue
             return (
                 Finding(
@@ -198,7 +199,6 @@ class CopiedTargets(Check):
     readings: int = 4
     patience: int = 2
 
-    name: ClassVar[str] = "copied-targets"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("target.copied",)
     remembers: ClassVar[tuple[str, ...]] = ("target.copied",)
@@ -207,23 +207,22 @@ class CopiedTargets(Check):
         """Judge the words read so far."""
         for site in layers_of(record, "target.copied"):
             shares = past(history, "target.copied", site)
-            if len(shares) < self.readings or not bool((shares == 1.0).all()):
-                continue
-            return (
-                Finding(
-                    IssueType.BAD_TARGETS,
-                    Severity.HIGH,
-                    ("target",),
-                    1.0,
-                    1.0,
-                    f"Each target equals the input token at the same position, in {len(shares)} batches: the model "
-                    "only has to copy its input.",
-                    "shift the targets by one, inputs, targets = tokens[:, :-1], tokens[:, 1:]; a model that "
-                    "shifts them itself (labels= in Hugging Face) takes unshifted targets.",
-                    cause="copied",
-                    origin="targets are the inputs",
-                ),
-            )
+            if len(shares) >= self.readings and shares.min() == 1.0:
+                return (
+                    Finding(
+                        IssueType.BAD_TARGETS,
+                        Severity.HIGH,
+                        ("target",),
+                        1.0,
+                        1.0,
+                        f"Each target equals the input token at the same position, in {len(shares)} batches: the model "
+                        "only has to copy its input.",
+                        "shift the targets by one, inputs, targets = tokens[:, :-1], tokens[:, 1:]; a model that "
+                        "shifts them itself (labels= in Hugging Face) takes unshifted targets.",
+                        cause="copied",
+                        origin="targets are the inputs",
+                    ),
+                )
         return ()
 
 
@@ -255,7 +254,6 @@ class EmptyLoss(Check):
     patience: int = 1
     heal: int = 1
 
-    name: ClassVar[str] = "empty-loss"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     needs: ClassVar[tuple[str, ...]] = ("loss",)

@@ -139,7 +139,7 @@ class Remembered:
 
     def __init__(self) -> None:
         self._rows: deque[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = deque()
-        self._count = self._total = self._readings = self._uniform = 0
+        self._total = self._readings = self._uniform = 0
         self._shape: tuple[Any, ...] = ()
         self._first: Floats | None = None
         self._varies = False
@@ -263,20 +263,19 @@ class Remembered:
         if shape != self._shape:
             self._rows.clear()
             self._lately.clear()
-            self._count, self._shape = 0, shape
+            self._shape = shape
         # What enters may change from pass to pass, as in a game, and its rows are forgotten: not what was wanted.
         first = targets[0] if self._first is None or self._first.shape != targets[0].shape else self._first
         self._varies |= bool((np.abs(targets - first) > ROUNDING * np.abs(first).max()).any())
         self._first = first
         self._rows.append((x.astype(np.float32), targets.astype(np.float32)))  # as they came
-        self._count += len(targets)
         self._total += len(targets)
         self._readings += 1
         if len(targets) > 1 and np.ptp(targets, axis=0).max() <= ROUNDING * np.abs(targets).max():
             self._uniform += 1
             self._levels.append(float(targets[0, 0]))
-        while len(self._rows) > 1 and self._count - len(self._rows[0][1]) >= POOL:
-            self._count -= len(self._rows.popleft()[1])
+        while sum(len(y) for _, y in self._rows) - len(self._rows[0][1]) >= POOL:
+            self._rows.popleft()
 
     def _judge(self, found: Found, kind: Kind, predictions: Floats, targets: Floats) -> dict[str, float]:
         y = np.concatenate([targets for _, targets in self._rows]).astype(np.float64)

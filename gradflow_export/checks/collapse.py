@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import no_better, reading_of
+from gradflow_export.rules.evidence import Floats, no_better, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import Chain, chains
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +61,6 @@ class Collapse(Check):
     settle: int = 50
     readings: int = 4
 
-    name: ClassVar[str] = "collapse"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.COLLAPSE,)
     needs: ClassVar[tuple[str, ...]] = ("block.output_spread",)
@@ -126,7 +122,7 @@ def _first(history: History, metric: str, site: str) -> float:
     return float(series.first[series.sites.index(site)]) if site in series.sites else math.nan
 
 
-def _first_of_the_last(flags: npt.NDArray[np.bool_]) -> int:
+def _first_of_the_last(flags: BoolArray) -> int:
     """Return where the run of True begins that ends the row; its length where there is none."""
     wrong = np.flatnonzero(~flags)
     return int(wrong[-1]) + 1 if len(wrong) else 0

@@ -60,7 +60,7 @@ class WiringInstrument(Reader):
         super().__init__(setting)
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._waiting: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._calls = None if self._code.found else Calls(self._model, guard=self._guard)
+        self._calls = Calls(self._model, guard=self._guard)
         self._hidden: dict[str, Slot | None] = {}
         self._made: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         self._steps = 0
@@ -80,10 +80,9 @@ class WiringInstrument(Reader):
         """Begin to read, or with ``on=False`` read no more."""
         self.armed = on
         self.forget()  # a record begins; what several optimizers of one record showed is joined until then
-        if self._calls is not None:
-            self._calls.arm(on=on and self._steps < LOOKS and not self._code.found)
+        self._calls.arm(on=on and self._steps < LOOKS and not self._code.found)
         if self._code.found:  # what was seen of its calls, from outside, is not what was called
-            self._calls = None
+            self._calls = Calls(self._model, guard=self._guard)
 
     def noticed(self, optimizer: Optimizer) -> None:
         """Take notice of an optimizer that steps and owns no parameter of the model."""
@@ -121,24 +120,22 @@ class WiringInstrument(Reader):
             tensor = None if held is None else source_of(held)
             if tensor is not None and id(tensor) not in names:
                 self._hidden_codes[path] = self._hidden_codes.get(path, 0) | _code(tensor, owned, waiting)
-        made = set() if self._calls is None else self._calls.made()
         anew = int(Wiring.MADE | Wiring.TRAINABLE | Wiring.GRADIENT)
-        self._hidden_codes.update(dict.fromkeys(made, anew))
+        self._hidden_codes.update(dict.fromkeys(self._calls.made(), anew))
         self._orphans += _orphans(step.optimizer, parameters, owned)
 
     def drain(self) -> Drained:
         """Give out what was read since the last call."""
         if not self._codes:
             return []
-        calls = {} if self._calls is None else self._calls.codes()
+        calls, taken = self._calls.codes(), self._calls.taken()
         codes = {name: code | calls.get(name.rpartition(".")[0], 0) for name, code in self._codes.items()}
-        taken = {} if self._calls is None else self._calls.taken()
         found: dict[str, Mapping[str, float]] = {
             "wiring.orphans": {RUN_SITE: self._orphans},
             "wiring.outside": {RUN_SITE: int(self._outside)},
             "layer.taken_steps": {name: steps for name, (steps, _) in taken.items()},
             "layer.taken_sequences": {name: count for name, (_, count) in taken.items()},
-            "layer.cell_calls": {} if self._calls is None else self._calls.cells(),
+            "layer.cell_calls": self._calls.cells(),
         }
         told = [Clue.by_layer(fact, values) for fact, values in found.items() if values]
         hidden = [_states("hidden.state", self._hidden_codes)] if self._hidden_codes else []
@@ -152,9 +149,8 @@ class WiringInstrument(Reader):
 
     def _search_hidden(self, model: nn.Module, names: Iterable[int]) -> None:
         known = set(names)
-        called = () if self._calls is None else self._calls.strangers()
         outside = ((path, None, tensor) for path, tensor in _kept_outside(model))
-        for path, slot, tensor in (*outside, *called):
+        for path, slot, tensor in (*outside, *self._calls.strangers()):
             if id(tensor) in known or len(self._hidden) >= HIDDEN:
                 continue
             if tensor.is_leaf or self._lasts(path, tensor):

@@ -76,7 +76,6 @@ class DataScale(Check):
     patience: int = 2
     heal: int = 10
 
-    name: ClassVar[str] = "data-scale"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.DATA_SCALE,)
     evidence: ClassVar[tuple[str, ...]] = ("input.rms",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "input.rms")
@@ -214,7 +213,6 @@ class TargetScale(Check):
     reach: float = 0.05
     settle: int = 20
 
-    name: ClassVar[str] = "target-scale"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.DATA_SCALE,)
     evidence: ClassVar[tuple[str, ...]] = ("target.reach",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "target.rms")

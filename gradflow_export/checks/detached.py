@@ -203,7 +203,6 @@ class CutOff(Check):
     patience: int = 2
     heal: int = 100
 
-    name: ClassVar[str] = "cut-off"
     order: ClassVar[int] = 30
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("cut_off.receives",)

@@ -335,7 +335,6 @@ class SeenAnswers(Check):
     patience: int = 2
     heal: int = 100
 
-    name: ClassVar[str] = "seen-answers"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("target.ahead",)
 

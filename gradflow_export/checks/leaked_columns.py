@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.records.statistics import distinct, median
-from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
-from gradflow_export.rules.evidence import layers_of, seen
+from gradflow_export.rules.evidence import Floats, layers_of, seen
 from gradflow_export.rules.history import History
 
-Floats = npt.NDArray[np.float64]
 POOL = 1024
 """Last steps of sequences that are remembered."""
 LEAST = 4
@@ -115,7 +114,7 @@ def _places(x: Floats, steps: tuple[int, int]) -> npt.NDArray[np.int64]:
     return np.asarray(np.flatnonzero(chosen), dtype=np.int64)
 
 
-def _among(values: Floats, known: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:
+def _among(values: Floats, known: npt.NDArray[np.floating]) -> BoolArray:
     """Return which values are among known ones, which are in order; ``np.isin`` loads a megabyte of masked arrays."""
     places = np.minimum(np.searchsorted(known, values), len(known) - 1)
     return np.asarray(known[places] == values, dtype=np.bool_)
@@ -175,31 +174,28 @@ class LeakedTarget(Check):
     samples: int = ROWS
     patience: int = 2
 
-    name: ClassVar[str] = "leaked-target"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.LEAKAGE,)
     evidence: ClassVar[tuple[str, ...]] = ("target.column",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the samples read so far."""
         for site in layers_of(record, "target.column"):
-            column, rows = seen(record, "target.column", site), seen(record, "target.compared", site) or 0.0
-            if column is None or column < 0 or rows < self.samples:
-                continue
-            place = f" of {site}" if site else ""
-            return (
-                Finding(
-                    IssueType.LEAKAGE,
-                    Severity.HIGH,
-                    ("input",),
-                    rows,
-                    float(self.samples),
-                    f"Column {number(column)} of the inputs{place} equals the target, in each of {number(rows)} "
-                    "different samples: the model copies the target from its input.",
-                    f"remove it from the inputs, x = torch.cat([x[:, :{int(column)}], x[:, {int(column)} + 1:]], "
-                    "dim=1), or end the window one step before the target; remove any other feature derived from "
-                    "the target too.",
-                    cause="leaked target",
-                    origin="the target is among the inputs",
-                ),
-            )
+            column, rows = (seen(record, f"target.{fact}", site) or 0.0 for fact in ("column", "compared"))
+            if column >= 0 and rows >= self.samples:
+                return (
+                    Finding(
+                        IssueType.LEAKAGE,
+                        Severity.HIGH,
+                        ("input",),
+                        rows,
+                        float(self.samples),
+                        f"Column {number(column)} of the inputs{f' of {site}' if site else ''} equals the target, in "
+                        f"each of {number(rows)} different samples: the model copies the target from its input.",
+                        f"remove it from the inputs, x = torch.cat([x[:, :{int(column)}], x[:, {int(column)} + 1:]], "
+                        "dim=1), or end the window one step before the target; remove any other feature derived from "
+                        "the target too.",
+                        cause="leaked target",
+                        origin="the target is among the inputs",
+                    ),
+                )
         return ()

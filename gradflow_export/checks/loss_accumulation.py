@@ -181,7 +181,6 @@ class NestedLosses(Check):
     deep: int = 3
     patience: int = 1
 
-    name: ClassVar[str] = "nested-losses"
     order: ClassVar[int] = 60
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.STALE_GRAD,)
     evidence: ClassVar[tuple[str, ...]] = ("loss.nested",)
@@ -196,18 +195,19 @@ class NestedLosses(Check):
         often = (recent >= 2).sum() >= max(self.readings, 0.5 * len(recent))
         if not often and (recent >= self.deep).sum() < 2:
             return ()
-        message = (
-            f"backward() is called on a running sum that contains earlier losses: {number(float(recent.max()))} "
-            "losses are nested, and the gradient of the first is used that many times."
-        )
-        advice = (
-            "call backward() only on the loss of this batch, loss.backward(), or once on the final sum; for "
-            "logging use total += loss.item(). Then retain_graph=True is not needed."
-        )
-        cause = "running sum"
         return (
             Finding(
-                IssueType.STALE_GRAD, Severity.HIGH, ("loss",), depth, 1.0, message, advice,
-                since=int(past.steps[0]), cause=cause, origin=cause,
+                IssueType.STALE_GRAD,
+                Severity.HIGH,
+                ("loss",),
+                depth,
+                1.0,
+                f"backward() is called on a running sum that contains earlier losses: {number(float(recent.max()))} "
+                "losses are nested, and the gradient of the first is used that many times.",
+                "call backward() only on the loss of this batch, loss.backward(), or once on the final sum; for "
+                "logging use total += loss.item(). Then retain_graph=True is not needed.",
+                since=int(past.steps[0]),
+                cause="running sum",
+                origin="running sum",
             ),
-        )  # fmt: skip
+        )

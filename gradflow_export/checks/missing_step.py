@@ -182,8 +182,7 @@ class LonelyPasses:
         return any(id(p) in mine for o in instances(Optimizer) for group in o.param_groups for p in group["params"])
 
     def _share(self) -> float:
-        model = self.model()
-        parameters = [] if model is None else [p for p in model.parameters() if p.requires_grad]
+        parameters = list(self._trained())
         shapes = Counter(p.shape for p in parameters)
         others = [other.model() for other in instances(LonelyPasses) if other is not self]
         theirs = {id(p) for other in others if other is not None for p in other.parameters()}

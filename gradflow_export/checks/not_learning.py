@@ -36,6 +36,8 @@ _LEFT = (
     "compare the layers: learning rate (a separate parameter group?), scale of the initial weights, dropout and "
     "weight decay; then try ten times and a tenth of the learning rate."
 )
+_UNUSED = " and does not fall beyond its own noise: the inputs are not used."
+_UNREAD = ": its targets depend on the inputs, and its predictions do not."
 _WEIGH = (
     "increase the weight of this term or reduce the others: sum the reconstruction loss over features if the KL is "
     "summed, anneal the KL weight from 0, divide the loss of each task by its initial value."
@@ -122,7 +124,6 @@ class NotLearning(Check):
     few: int = 2
     heal: int = 15
 
-    name: ClassVar[str] = "not-learning"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
     evidence: ClassVar[tuple[str, ...]] = ("loss.over_constant", "answer.alike")
@@ -180,14 +181,6 @@ class NotLearning(Check):
         if not shares or (whole and self._best(history) < self.lost * constant_level(history)):
             return ()
         layers, part = (("",), "the loss") if whole else (tuple(shares), f"the loss at {some(tuple(shares))}")
-        message = (
-            f"After {history.seen} steps {part} is {number(100 * worst)} % of that of the best constant prediction"
-            + (
-                " and does not fall beyond its own noise: the inputs are not used."
-                if whole
-                else ": its targets depend on the inputs, and its predictions do not."
-            )
-        )
         return (
             Finding(
                 IssueType.NOT_LEARNING,
@@ -195,7 +188,8 @@ class NotLearning(Check):
                 layers,
                 worst,
                 self.level,
-                message,
+                f"After {history.seen} steps {part} is {number(100 * worst)} % of that of the best constant prediction"
+                f"{_UNUSED if whole else _UNREAD}",
                 _FIT_FIRST if whole else _WEIGH,
                 urgent=history.seen >= 2 * self.patient,  # where few steps are read, patience would take as many again
                 follows_from=OTHERS,
@@ -319,7 +313,6 @@ class BatchForTime(Check):
     patience: int = 1
     heal: int = 100
 
-    name: ClassVar[str] = "batch-for-time"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
     evidence: ClassVar[tuple[str, ...]] = ("layer.taken_steps",)

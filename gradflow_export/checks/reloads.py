@@ -173,7 +173,6 @@ class Reloaded(Check):
     patience: int = 1
     heal: int = 1000
 
-    name: ClassVar[str] = "reloaded"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("wiring.kept",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant")

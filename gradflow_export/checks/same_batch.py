@@ -209,7 +209,6 @@ class SameBatch(Check):
     stays: int = 150
     patience: int = 1
 
-    name: ClassVar[str] = "same-batch"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("input.repeats", "input.kept")
     remembers: ClassVar[tuple[str, ...]] = ("input.kept",)

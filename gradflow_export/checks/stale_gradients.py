@@ -61,7 +61,6 @@ class StaleGradient(Check):
     share: float = 0.45
     patience: int = 1
 
-    name: ClassVar[str] = "stale-gradient"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.STALE_GRAD,)
     evidence: ClassVar[tuple[str, ...]] = ("parameter.stale_gradient",)
     remembers: ClassVar[tuple[str, ...]] = tuple(f"parameter.{name}_gradient" for name in ("stale", "kept", "foreign"))
@@ -75,28 +74,27 @@ class StaleGradient(Check):
         left = self._left(foreign, foreign.present)
         if left is None or not record.facts.get("parameter.foreign_gradient"):
             return ()
-        message = (
-            f"before its own backward pass, .grad of {some(left.names)} still held gradients from the loss of "
-            f"another optimizer, {number(left.worst)} times as large as the gradient used in this step, in "
-            f"{left.times} of {left.looks} steps: the gradients of two losses are mixed."
-        )
-        advice = (
-            f"call zero_grad() of the optimizer that holds {left.names[0]} directly before its own loss.backward(), "
-            "or freeze it, requires_grad_(False), during the backward pass of the other loss."
-        )
-        cause = "left by another loss"
         return (
             Finding(
-                IssueType.STALE_GRAD, Severity.MEDIUM, left.names, left.worst, 0.0, message, advice, since=left.since,
-                cause=cause, origin=cause,
+                IssueType.STALE_GRAD,
+                Severity.MEDIUM,
+                left.names,
+                left.worst,
+                0.0,
+                f"before its own backward pass, .grad of {some(left.names)} still held gradients from the loss of "
+                f"another optimizer, {number(left.worst)} times as large as the gradient used in this step, in "
+                f"{left.times} of {left.looks} steps: the gradients of two losses are mixed.",
+                f"call zero_grad() of the optimizer that holds {left.names[0]} directly before its own "
+                "loss.backward(), or freeze it, requires_grad_(False), during the backward pass of the other loss.",
+                since=left.since,
+                cause="left by another loss",
+                origin="left by another loss",
             ),
-        )  # fmt: skip
+        )
 
     def _sums(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         stale, kept = (history.at_sites(f"parameter.{name}_gradient") for name in ("stale", "kept"))
-        if not record.facts.get("parameter.stale_gradient") or stale.sites != kept.sites:
-            return ()
-        if stale.values.shape != kept.values.shape:
+        if not record.facts.get("parameter.stale_gradient") or stale.values.shape != kept.values.shape:
             return ()
         # The first step after a pause of the instrument has nothing before it that could be left over.
         told = stale.present & kept.present & (kept.values > 0) & np.isfinite(stale.values)
@@ -104,18 +102,22 @@ class StaleGradient(Check):
         if left is None:
             return ()
         everywhere = set(left.names).issuperset(stale.sites[index] for index in np.flatnonzero(told.any(axis=0)))
-        message = (
-            f"before the backward pass, .grad of {some(left.names)} held gradients of earlier steps, "
-            f"{number(left.worst)} times as large as the one used in this step, in {left.times} of {left.looks} "
-            "steps: the optimizer uses a sum over steps."
+        return (
+            Finding(
+                IssueType.STALE_GRAD,
+                Severity.HIGH if everywhere else Severity.MEDIUM,
+                ("",) if everywhere else left.names,
+                left.worst,
+                0.0,
+                f"before the backward pass, .grad of {some(left.names)} held gradients of earlier steps, "
+                f"{number(left.worst)} times as large as the one used in this step, in {left.times} of {left.looks} "
+                "steps: the optimizer uses a sum over steps.",
+                "call optimizer.zero_grad() once per step, before loss.backward(), on the optimizer or model that "
+                f"holds {left.names[0]}; for accumulation call it after each optimizer.step(), with a closure as its "
+                "first line.",
+                since=left.since,
+            ),
         )
-        advice = (
-            "call optimizer.zero_grad() once per step, before loss.backward(), on the optimizer or model that holds "
-            f"{left.names[0]}; for accumulation call it after each optimizer.step(), with a closure as its first line."
-        )
-        severity = Severity.HIGH if everywhere else Severity.MEDIUM
-        layers = ("",) if everywhere else left.names
-        return (Finding(IssueType.STALE_GRAD, severity, layers, left.worst, 0.0, message, advice, since=left.since),)
 
     def _left(self, series: SiteSeries, told: BoolArray) -> _Left | None:
         """Return where something was left in the newest reading and in many before, of those that tell."""
@@ -165,7 +167,6 @@ class ClearedGradients(Check):
     patience: int = 1
     heal: int = 2
 
-    name: ClassVar[str] = "cleared-gradients"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
     remembers: ClassVar[tuple[str, ...]] = ("parameter.kept_gradient",)
@@ -181,23 +182,22 @@ class ClearedGradients(Check):
         gone = present.all(axis=0) & (values == 0).all(axis=0)
         if not gone.any() or (present & ~gone).any():
             return ()
-        names = tuple(compress(kept.sites, gone))
-        message = (
-            f"gradients reached {some(names)} in each of {readings} steps and were gone when the optimizer "
-            "stepped: they are cleared between backward() and step()."
-        )
-        advice = (
-            "clear gradients before the backward pass, not after it: optimizer.zero_grad(); loss.backward(); "
-            "optimizer.step()."
-        )
-        since = int(kept.steps[-readings])
-        cause = "cleared before the step"
         return (
             Finding(
-                IssueType.NOT_TRAINING, Severity.CRITICAL, ("",), 0.0, 0.0, message, advice, since=since, cause=cause,
-                origin=cause,
+                IssueType.NOT_TRAINING,
+                Severity.CRITICAL,
+                ("",),
+                0.0,
+                0.0,
+                f"gradients reached {some(tuple(compress(kept.sites, gone)))} in each of {readings} steps and were "
+                "gone when the optimizer stepped: they are cleared between backward() and step().",
+                "clear gradients before the backward pass, not after it: optimizer.zero_grad(); loss.backward(); "
+                "optimizer.step().",
+                since=int(kept.steps[-readings]),
+                cause="cleared before the step",
+                origin="cleared before the step",
             ),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +237,6 @@ class DroppedGradients(Check):
     patience: int = 1
     heal: int = 2
 
-    name: ClassVar[str] = "dropped-gradients"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("parameter.dropped_gradient",)
     remembers: ClassVar[tuple[str, ...]] = ("parameter.dropped_gradient",)
@@ -250,15 +249,19 @@ class DroppedGradients(Check):
         values, present = dropped.values[-self.readings :], dropped.present[-self.readings :]
         if not present.any(axis=1).all() or not (values[present] > 0).all():
             return ()
-        count, cause = float(values[present].max()), "micro-batches thrown away"
-        message = (
-            f"the losses of {number(count + 1)} micro-batches are divided by their number, and the gradients of "
-            f"{number(count)} of them are cleared before the optimizer steps: only the last micro-batch is used."
-        )
-        advice = "call optimizer.zero_grad() after each optimizer.step(), not before each backward()."
+        count = float(values[present].max())
         return (
             Finding(
-                IssueType.NOT_TRAINING, Severity.MEDIUM, ("",), count, 0.0, message, advice,
-                since=int(dropped.steps[-self.readings]), cause=cause, origin=cause,
+                IssueType.NOT_TRAINING,
+                Severity.MEDIUM,
+                ("",),
+                count,
+                0.0,
+                f"the losses of {number(count + 1)} micro-batches are divided by their number, and the gradients of "
+                f"{number(count)} of them are cleared before the optimizer steps: only the last micro-batch is used.",
+                "call optimizer.zero_grad() after each optimizer.step(), not before each backward().",
+                since=int(dropped.steps[-self.readings]),
+                cause="micro-batches thrown away",
+                origin="micro-batches thrown away",
             ),
-        )  # fmt: skip
+        )

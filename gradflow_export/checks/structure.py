@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -86,11 +85,8 @@ class StructureInstrument(Reader):
                     backwards.add(id(parameter))
         with torch.no_grad():
             self._activations.read(graph, names)
-            found: list[tuple[str, Mapping[str, float]]] = [("cut_off.receives", cut_off(graph, names, self._draws))]
-            found.append((f"mistake.{OVER_QUERIES}", across_queries(graph, owners)))
+            self._facts["cut_off.receives"].update(cut_off(graph, names, self._draws))
+            self._facts[f"mistake.{OVER_QUERIES}"].update(across_queries(graph, owners))
             for term in terms_of(root)[0]:
                 self._out.extend(samples_of(term, graph, owners, backwards))
-                found.append((f"mistake.{OVER_SAMPLES}", across_samples(term, graph, owners)))
-            for fact, values in found:
-                if values:
-                    self._facts[fact].update(values)
+                self._facts[f"mistake.{OVER_SAMPLES}"].update(across_samples(term, graph, owners))

@@ -62,7 +62,6 @@ class Underflow(Check):
     most: float = 0.5
     patience: int = 2
 
-    name: ClassVar[str] = "underflow"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.UNDERFLOW,)
     needs: ClassVar[tuple[str, ...]] = ("parameter.zero_share",)

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from gradflow_export.records.statistics import median, theil_sen
 from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import OTHERS, past, seen, values_of
+from gradflow_export.rules.evidence import OTHERS, Floats, past, seen, values_of
 from gradflow_export.rules.history import History
 
 _READ = ("over_constant", "attained", "square")
@@ -19,7 +18,7 @@ BEHIND = 0.6
 """Share of the loss of its best constant prediction above which it is asked what is known of a column."""
 
 
-def parts_of(site: str, parts: dict[str, npt.NDArray[np.float64]]) -> dict[str, dict[str, float]]:
+def parts_of(site: str, parts: dict[str, Floats]) -> dict[str, dict[str, float]]:
     """Return by fact and column what was read of the columns that are behind, and the lowest share of all.
 
     Args:
@@ -87,7 +86,6 @@ class UnlearnedPart(Check):
     tests: int = 3
     patience: int = 1
 
-    name: ClassVar[str] = "unlearned-part"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING, IssueType.BAD_TARGETS)
     evidence: ClassVar[tuple[str, ...]] = ("column.least", *(f"column.{name}" for name in _READ))

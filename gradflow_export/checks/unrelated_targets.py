@@ -73,7 +73,6 @@ class UnrelatedTargets(Check):
     settle: int = 50
     patience: int = 2
 
-    name: ClassVar[str] = "unrelated-targets"
     order: ClassVar[int] = 60
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
     evidence: ClassVar[tuple[str, ...]] = ("target.dependence",)

@@ -327,7 +327,6 @@ class WrongLoss(Check):
     several: float = 0.2
     patience: int = 2
 
-    name: ClassVar[str] = "wrong-loss"
     order: ClassVar[int] = 10
     quiet: ClassVar[bool] = False  # structure is what it is beside a NaN, and may be why there is one
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.WRONG_LOSS,)

@@ -12,10 +12,10 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import only, reading_of
+from gradflow_export.rules.evidence import Floats, only, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import likely, most_at_first, off, site_margins
-from gradflow_export.rules.signals import Floats, converged, solved
+from gradflow_export.rules.signals import converged, solved
 
 LEARNED = 0.2
 """Share of the loss that must have gone while a reading left its healthy range, for it to count as learned."""
@@ -92,7 +92,6 @@ class AttentionCollapse(Rule):
     healthy: float = 0.5
     sink: float = 0.7
 
-    name: ClassVar[str] = "attention-collapse"
     needs: ClassVar[tuple[str, ...]] = ("attention.entropy",)
     remembers: ClassVar[tuple[str, ...]] = ("attention.entropy", "attention.entropy_error", "loss")
     by_layer: ClassVar[bool] = True
@@ -162,7 +161,6 @@ class HeadRedundancy(Rule):
     healthy: float = 0.3
     sink: float = 0.5
 
-    name: ClassVar[str] = "head-redundancy"
     needs: ClassVar[tuple[str, ...]] = ("attention.diversity",)
     remembers: ClassVar[tuple[str, ...]] = ("attention.diversity", "attention.diversity_error", "loss")
     by_layer: ClassVar[bool] = True
@@ -227,7 +225,6 @@ class RankCollapse(Rule):
     share: float = 0.2
     healthy: float = 0.2
 
-    name: ClassVar[str] = "rank-collapse"
     needs: ClassVar[tuple[str, ...]] = ("block.rank_residual",)
     remembers: ClassVar[tuple[str, ...]] = ("loss",)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -67,6 +68,7 @@ class Rule(abc.ABC):
     cooldown: int = 20
 
     name: ClassVar[str]
+    """That of its class in lower case, ``fixed-dead`` of ``FixedDead``, unless it has one of its own."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Metrics it judges."""
     evidence: ClassVar[tuple[str, ...]] = ()
@@ -79,6 +81,11 @@ class Rule(abc.ABC):
     """Whether the rule is suppressed while the run is non-finite, when all it sees would be a consequence."""
     fixed: ClassVar[bool] = False
     """Whether it is one of the fixed thresholds a user asked for by name, reported beside the scale-free rules."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" not in vars(cls):
+            cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
 
     @abc.abstractmethod
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:

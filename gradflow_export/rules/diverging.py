@@ -144,7 +144,6 @@ class Diverging(Rule):
     level: float = 0.97
     patience: int = 2
 
-    name: ClassVar[str] = "diverging"
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",

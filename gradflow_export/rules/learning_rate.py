@@ -86,7 +86,6 @@ class LearningRate(Rule):
     nothing: float = 1e-6
     patience: int = 2
 
-    name: ClassVar[str] = "learning-rate"
     needs: ClassVar[tuple[str, ...]] = ("update.ratio",)
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
@@ -303,7 +302,6 @@ class UnevenSteps(Rule):
     part: float = 0.4
     patience: int = 2
 
-    name: ClassVar[str] = "uneven-steps"
     needs: ClassVar[tuple[str, ...]] = ("parameter.update_ratio",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate", "parameter.update_ratio")
 

@@ -10,8 +10,8 @@ import numpy as np
 from gradflow_export.records.statistics import median, theil_sen, theil_sen_bounds
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
+from gradflow_export.rules.evidence import Floats
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import Floats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,6 @@ class MemoryUsage(Rule):
 
     share: float = 0.9
 
-    name: ClassVar[str] = "memory-usage"
     needs: ClassVar[tuple[str, ...]] = ("runtime.rss", "runtime.cuda_reserved")
     remembers: ClassVar[tuple[str, ...]] = ("runtime.memory_limit", "runtime.cuda_limit")
     quiet: ClassVar[bool] = False
@@ -100,7 +99,6 @@ class MemoryLeak(Rule):
     heal: int = 20
     cooldown: int = 200
 
-    name: ClassVar[str] = "memory-leak"
     needs: ClassVar[tuple[str, ...]] = ("runtime.rss", "runtime.cuda_allocated")
     remembers: ClassVar[tuple[str, ...]] = ("runtime.rss", "runtime.cuda_allocated", "runtime.kept")
     quiet: ClassVar[bool] = False

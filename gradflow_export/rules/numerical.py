@@ -35,7 +35,6 @@ class Numerical(Rule):
     runaway: float = 1e3
     patience: int = 1
 
-    name: ClassVar[str] = "numerical"
     needs: ClassVar[tuple[str, ...]] = (
         "loss",
         "gradient.total_norm",

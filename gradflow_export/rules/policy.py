@@ -7,18 +7,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from gradflow_export.records.statistics import median, theil_sen
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import reading_of
+from gradflow_export.rules.evidence import Floats, reading_of
 from gradflow_export.rules.history import History, RunSeries, SiteSeries
 from gradflow_export.rules.signals import converged, inside
 
 _MOVES = ("parameter.update_norm", "parameter.weight_norm")
-
-Floats = npt.NDArray[np.float64]
 
 
 def slope_of(values: Floats) -> float:

@@ -66,7 +66,6 @@ class Stagnation(Rule):
     invariant: float = 1e-4
     patience: int = 1
 
-    name: ClassVar[str] = "stagnation"
     needs: ClassVar[tuple[str, ...]] = ("parameter.changed",)
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
@@ -205,7 +204,6 @@ class LostUpdates(Rule):
     patience: int = 8
     heal: int = 2
 
-    name: ClassVar[str] = "lost-updates"
     needs: ClassVar[tuple[str, ...]] = ("update.lost_share",)
     remembers: ClassVar[tuple[str, ...]] = ("loss",)
 
@@ -254,7 +252,6 @@ class TakenBack(Rule):
     patience: int = 8
     heal: int = 2
 
-    name: ClassVar[str] = "taken-back"
     needs: ClassVar[tuple[str, ...]] = ("parameter.change_norm",)
     by_layer: ClassVar[bool] = True
 

@@ -91,7 +91,6 @@ class Subcritical(Rule):
     least: int = 4
     learned: float = 0.5
 
-    name: ClassVar[str] = "subcritical"
     needs: ClassVar[tuple[str, ...]] = ("recurrent.length",)
     remembers: ClassVar[tuple[str, ...]] = ("loss",)
     by_layer: ClassVar[bool] = True
@@ -160,7 +159,6 @@ class Supercritical(Rule):
     harm: float = 100.0
     learned: float = 0.5
 
-    name: ClassVar[str] = "supercritical"
     needs: ClassVar[tuple[str, ...]] = ("recurrent.length",)
     remembers: ClassVar[tuple[str, ...]] = ("loss",)
     by_layer: ClassVar[bool] = True

@@ -59,7 +59,6 @@ class Desync(Rule):
     gap: float = 1e-6
     patience: int = 2
 
-    name: ClassVar[str] = "desync"
     needs: ClassVar[tuple[str, ...]] = tuple(_SAID)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:

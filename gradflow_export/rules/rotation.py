@@ -37,7 +37,6 @@ class Rotation(Rule):
     work: float = -0.5
     patience: int = 2
 
-    name: ClassVar[str] = "rotation"
     needs: ClassVar[tuple[str, ...]] = ("flow.winding",)
     remembers: ClassVar[tuple[str, ...]] = ("loss",)
 

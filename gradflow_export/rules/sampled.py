@@ -11,13 +11,11 @@ import numpy.typing as npt
 from gradflow_export.records.catalog import spec
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Reading, StepRecord
-from gradflow_export.rules.evidence import reading_of
+from gradflow_export.rules.evidence import Floats, reading_of
 from gradflow_export.rules.history import History
 
 SURE = 3.0
 """Standard errors within which the true value is taken to lie."""
-
-Floats = npt.NDArray[np.float64]
 
 
 def margin(record: StepRecord, metric: str, site: str = "") -> float:

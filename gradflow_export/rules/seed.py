@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from gradflow_export.records.step_record import IssueType, Reading, Severity, StepRecord
+from gradflow_export.records.step_record import BoolArray, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
@@ -93,7 +92,6 @@ class FixedExploding(_OfParameters):
 
     threshold: float = 10.0
 
-    name: ClassVar[str] = "fixed-exploding"
     needs: ClassVar[tuple[str, ...]] = ("parameter.gradient_norm",)
     said: ClassVar[_Said] = _Said(
         IssueType.EXPLODING, Severity.HIGH, "the gradient norm of {layers} is up to {value}, above {limit}.", _CLIP
@@ -115,7 +113,6 @@ class FixedVanishing(_OfParameters):
     threshold: float = 1e-6
     invariant: float = 1e4
 
-    name: ClassVar[str] = "fixed-vanishing"
     needs: ClassVar[tuple[str, ...]] = ("parameter.gradient_norm",)
     remembers: ClassVar[tuple[str, ...]] = ("parameter.trainable",)
     least: ClassVar[bool] = True
@@ -145,7 +142,6 @@ class FixedStagnation(_OfParameters):
 
     threshold: float = 1e-8
 
-    name: ClassVar[str] = "fixed-stagnation"
     needs: ClassVar[tuple[str, ...]] = ("parameter.update_norm",)
     remembers: ClassVar[tuple[str, ...]] = ("parameter.trainable",)
     least: ClassVar[bool] = True
@@ -168,7 +164,6 @@ class FixedDead(_OfParameters):
     threshold: float = 0.9
     cooldown: int = 20
 
-    name: ClassVar[str] = "fixed-dead"
     needs: ClassVar[tuple[str, ...]] = ("parameter.zero_share",)
     remembers: ClassVar[tuple[str, ...]] = ("parameter.trainable",)
     said: ClassVar[_Said] = _Said(
@@ -216,7 +211,6 @@ class FixedSpike(_Fixed):
     heal: int = 1
     cooldown: int = 0
 
-    name: ClassVar[str] = "fixed-spike"
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     remembers: ClassVar[tuple[str, ...]] = ("loss",)
 
@@ -247,7 +241,6 @@ class FixedMemory(_Fixed):
 
     threshold: float = 1000.0
 
-    name: ClassVar[str] = "fixed-memory"
     needs: ClassVar[tuple[str, ...]] = ("runtime.rss",)
     quiet: ClassVar[bool] = False
 
@@ -281,7 +274,6 @@ class FixedUnstable(_Fixed):
     threshold: float = 3.0
     window: int = 20
 
-    name: ClassVar[str] = "fixed-unstable"
     needs: ClassVar[tuple[str, ...]] = ("gradient.total_norm",)
     remembers: ClassVar[tuple[str, ...]] = ("gradient.total_norm",)
 
@@ -301,7 +293,7 @@ class FixedUnstable(_Fixed):
         )  # fmt: skip
 
 
-def _frozen(record: StepRecord, reading: Reading, history: History) -> npt.NDArray[np.bool_]:
+def _frozen(record: StepRecord, reading: Reading, history: History) -> BoolArray:
     """Return which sites of a reading are frozen, as far as is known. Shape: ``[len(reading.sites)]``.
 
     A frozen parameter whose gradient is zeroed in place reads as nothing but zeros, and whether it is frozen is read
@@ -310,7 +302,7 @@ def _frozen(record: StepRecord, reading: Reading, history: History) -> npt.NDArr
     known = history.at_sites("parameter.trainable")
     if not len(known.steps):
         return np.zeros(len(reading.sites), dtype=np.bool_)
-    unsure: npt.NDArray[np.bool_] = (reading.values == 0.0) & bool(known.steps[-1] != record.step)
+    unsure: BoolArray = (reading.values == 0.0) & bool(known.steps[-1] != record.step)
     frozen = dict(zip(known.sites, known.present[-1] & (known.values[-1] == 0.0), strict=True))
     return unsure | np.array([frozen.get(site, False) for site in reading.sites], dtype=np.bool_)
 

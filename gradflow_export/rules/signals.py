@@ -15,11 +15,14 @@ from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import BoolArray, Reading, StepRecord
-from gradflow_export.rules.evidence import reading_of
+from gradflow_export.rules.evidence import Floats, reading_of
 from gradflow_export.rules.history import History, SiteSeries
 
-Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int64]
 
+_EACH_LINK = (Wiring.TRAINABLE, Wiring.OWNED, Wiring.ZERO_RATE, Wiring.GRADIENT)
+LINKS = int(Wiring.TRAINABLE | Wiring.OWNED | Wiring.GRADIENT | Wiring.ZERO_RATE)
+"""What may be lost while a run goes on."""
 AGAIN = 3
 """Steps in a row after which what is exact, and was otherwise before, is no coincidence."""
 
@@ -38,7 +41,7 @@ class Chain:
 
     sites: tuple[str, ...]
     logs: Floats
-    joined: npt.NDArray[np.bool_] | None = None
+    joined: BoolArray | None = None
     ends: bool | None = None
 
     @property
@@ -83,7 +86,7 @@ def chains(record: StepRecord, metric: str) -> tuple[Chain, ...]:
     return tuple(Chain(sites, whole.logs[places], joined, ends) for sites, places, joined, ends in found)
 
 
-_Links = tuple[tuple[str, ...], npt.NDArray[np.intp], npt.NDArray[np.bool_], bool]
+_Links = tuple[tuple[str, ...], npt.NDArray[np.intp], BoolArray, bool]
 
 
 @functools.lru_cache(maxsize=8)
@@ -123,7 +126,7 @@ def _beyond(site: str, after: dict[str, int], sites: tuple[str, ...], known: Con
     return ""
 
 
-def outlying(log_gains: Floats, floor: float, deviations: float) -> npt.NDArray[np.bool_]:
+def outlying(log_gains: Floats, floor: float, deviations: float) -> BoolArray:
     """Find the transitions that damp far more than the others do.
 
     Args:
@@ -217,7 +220,7 @@ def owner(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-def connections(series: SiteSeries) -> npt.NDArray[np.int64]:
+def connections(series: SiteSeries) -> Codes:
     """Return the bits of ``connection.state`` or ``hidden.state``, 0 where none arrived.
 
     Args:
@@ -263,6 +266,27 @@ def begun(steps: npt.NDArray[np.int64], flags: BoolArray, again: int = AGAIN) ->
     return np.where(lasts & (steps[np.minimum(at + again - 1, n - 1)] - steps[at] < again), start, n)
 
 
+def changed_at(series: SiteSeries, codes: Codes, history: History) -> tuple[int, BoolArray] | None:
+    """Return at which reading parameters lost a connection that they had in all before, and which they are.
+
+    A gradient that came and went before, step by step, is not lost: players and experts take turns.
+    """
+    norms, n = history.at_sites("parameter.gradient_norm"), len(codes)
+    gone = set(itertools.compress(norms.sites, begun(norms.steps, ~norms.present) < len(norms.steps)))
+    lost = codes & LINKS ^ (LINKS & ~Wiring.ZERO_RATE)
+    starts = [begun(series.steps, (lost & bit) > 0) for bit in _EACH_LINK]
+    starts[-1] = np.where([site in gone for site in series.sites], starts[-1], n)
+    changed = np.min(starts, axis=0)
+    return (int(changed.min()), changed < n) if (changed < n).any() else None
+
+
+def dropped_at_once(history: History, since: int, still: BoolArray, total: int) -> bool:
+    """Whether the rate of all parameters fell to 0 at once, and not at the end of a schedule that lowered it."""
+    rate = history.run("learning_rate")
+    before = rate.values[(rate.steps < since) & (rate.values > 0)][-1:]
+    return int(still.sum()) == total and bool((before >= 0.1 * rate.high).any())
+
+
 def warms_up(history: History) -> bool:
     """Whether the rate rises fast: by a fifth and more within ten steps, however few of them were recorded."""
     steps, rates = history.run("learning_rate").steps, history.run("learning_rate").values
@@ -291,7 +315,7 @@ def taking_turns(history: History, *, lost: bool = True) -> set[str]:
     return {pattern(norms.sites[index]) for index in np.flatnonzero(varies)} - set(norms.sites)
 
 
-def follows(history: History, sites: tuple[str, ...], codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def follows(history: History, sites: tuple[str, ...], codes: Codes) -> BoolArray:
     """Tell which parameters belong to a follower: a copy of what learns, and called only while gradients are off.
 
     Vectors, which often begin as one number everywhere, follow where all matrices of the nearest module around them do.
@@ -316,7 +340,7 @@ def follows(history: History, sites: tuple[str, ...], codes: npt.NDArray[np.int6
         for depth in range(len(parts) + 1):
             module = ".".join(parts[:depth])
             all_copied[module] = all_copied.get(module, True) and bool(copied[index])
-    follows: npt.NDArray[np.bool_] = copied.copy()
+    follows: BoolArray = copied.copy()
     for index in np.flatnonzero(beside & ~matrix):
         module = owner(sites[index])
         while module and module not in all_copied:

@@ -12,10 +12,9 @@ import numpy.typing as npt
 from gradflow_export.records.statistics import median, theil_sen_bounds
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import falls_again
+from gradflow_export.rules.evidence import Floats, falls_again
 from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.sampled import margins
-from gradflow_export.rules.signals import Floats
 
 RESOLUTION = 1e-7
 """Share of the greatest loss below which a loss is rounding: a cross-entropy ends at 0 or at this, by the processor."""
@@ -85,7 +84,6 @@ class Unstable(Rule):
     patience: int = 4
     heal: int = 10
 
-    name: ClassVar[str] = "unstable"
     needs: ClassVar[tuple[str, ...]] = ("gradient.total_norm", "gradient.cosine")
     remembers: ClassVar[tuple[str, ...]] = (
         "gradient.total_norm",
@@ -235,7 +233,6 @@ class LossSpike(Rule):
     heal: int = 2
     cooldown: int = 5
 
-    name: ClassVar[str] = "loss-spike"
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate", "loss.over_constant")
 

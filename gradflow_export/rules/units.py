@@ -34,7 +34,6 @@ class Dead(Rule):
 
     share: float = 0.9
 
-    name: ClassVar[str] = "dead"
     needs: ClassVar[tuple[str, ...]] = ("activation.dead_share",)
     remembers: ClassVar[tuple[str, ...]] = ("activation.zero_share",)
     by_layer: ClassVar[bool] = True
@@ -87,7 +86,6 @@ class Saturated(Rule):
     share: float = 0.8
     small: float = 1e-3
 
-    name: ClassVar[str] = "saturated"
     needs: ClassVar[tuple[str, ...]] = ("activation.saturated_share",)
     remembers: ClassVar[tuple[str, ...]] = ("loss",)
     by_layer: ClassVar[bool] = True

@@ -77,7 +77,6 @@ class Vanishing(Rule):
     settle: int = 80
     alone: float = 1e-2
 
-    name: ClassVar[str] = "vanishing"
     needs: ClassVar[tuple[str, ...]] = ("block.gradient_norm",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant")
 
@@ -146,7 +145,6 @@ class VanishingParameters(Rule):
     ratio: float = 1e-4
     least: int = 4
 
-    name: ClassVar[str] = "vanishing-parameters"
     needs: ClassVar[tuple[str, ...]] = ("parameter.numel",)
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
@@ -234,7 +232,6 @@ class ExplodingDepth(Rule):
     asked: float = 3.0
     urgent: float = 1e3
 
-    name: ClassVar[str] = "exploding-depth"
     needs: ClassVar[tuple[str, ...]] = ("block.gradient_norm",)
     remembers: ClassVar[tuple[str, ...]] = ("target.rms", "block.gradient_norm", "learning_rate")
 

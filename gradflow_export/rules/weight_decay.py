@@ -66,7 +66,6 @@ class WeightDecay(Rule):
     patience: int = 15
     heal: int = 1000
 
-    name: ClassVar[str] = "weight-decay"
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",

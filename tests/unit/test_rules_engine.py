@@ -396,3 +396,15 @@ def test_what_holds_from_the_first_record_on_has_nothing_before_it():
         judge.check(record(step, loss=3.0))
     (issue,) = judge.issues
     assert (issue.step, issue.before) == (301, 0)
+
+
+def test_a_rule_is_named_after_its_class_unless_it_has_a_name():
+    """The name is written once; a rule that extends another has one of its own."""
+
+    class TooManyWords(Above):
+        pass
+
+    class Other(Above):
+        name = "of its own"
+
+    assert (TooManyWords.name, Other.name) == ("too-many-words", "of its own")

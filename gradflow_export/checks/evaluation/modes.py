@@ -63,7 +63,6 @@ class WrongMode(Check):
     asleep: int = 5
     patience: int = 1
 
-    name: ClassVar[str] = "wrong-mode"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.EVAL_RANDOM,)
     evidence: ClassVar[tuple[str, ...]] = (_DROPOUT, _NOISE, _TRAINING, _PARTS, _ASLEEP)
     remembers: ClassVar[tuple[str, ...]] = (_TRAINING, _PARTS, _ASLEEP, _SUPERVISED)
@@ -79,28 +78,32 @@ class WrongMode(Check):
     def _dropout(self, record: StepRecord) -> Iterable[Finding]:
         names, worst = _above(record, _DROPOUT)
         if names:
-            message = (
+            yield _finding(
+                Severity.HIGH,
+                names,
+                worst,
+                0.0,
                 f"dropout drops {number(100 * worst)} % at {some(names)} although the model is in evaluation mode: "
-                "two evaluations of the same data give different results."
-            )
-            advice = (
+                "two evaluations of the same data give different results.",
                 "pass the mode to it: F.dropout(x, p, training=self.training), dropout_p=self.p if self.training "
-                "else 0.0 for scaled_dot_product_attention, or use nn.Dropout as a registered submodule."
+                "else 0.0 for scaled_dot_product_attention, or use nn.Dropout as a registered submodule.",
+                "dropout in evaluation",
             )
-            yield _finding(Severity.HIGH, names, worst, 0.0, message, advice, "dropout in evaluation")
 
     def _noise(self, record: StepRecord, history: History) -> Iterable[Finding]:
         names, _ = _above(record, _NOISE)
         if names and supervised(history):
-            message = (
+            yield _finding(
+                Severity.MEDIUM,
+                names,
+                1.0,
+                0.0,
                 f"random numbers are drawn at {some(names)} although the model is in evaluation mode: two "
-                "evaluations of the same data give different results."
-            )
-            advice = (
+                "evaluations of the same data give different results.",
                 "draw them only in training, if self.training: x = x + noise, and use the mean or argmax "
-                "otherwise; if the noise is intended, evaluate the same data several times and average."
+                "otherwise; if the noise is intended, evaluate the same data several times and average.",
+                "noise in evaluation",
             )
-            yield _finding(Severity.MEDIUM, names, 1.0, 0.0, message, advice, "noise in evaluation")
 
     def _training(self, record: StepRecord, history: History, fact: str) -> Iterable[Finding]:
         names, passes = _above(record, fact)
@@ -108,29 +111,34 @@ class WrongMode(Check):
         if names and len(episodes) >= self.episodes and history.seen >= 5:
             recent = record.step - episodes[0] + 1
             if len(episodes) <= self.often * recent:
-                message = (
+                yield _finding(
+                    Severity.MEDIUM,
+                    names,
+                    passes,
+                    0.0,
                     f"{number(passes)} passes without gradients before this step, as in {len(episodes)} of the last "
                     f"{recent} steps, ran in training mode: {some(names)} apply dropout, or use and update batch "
-                    "statistics."
-                )
-                advice = "call model.eval() before evaluation and model.train() after it."
-                yield _finding(
-                    Severity.MEDIUM, names, passes, 0.0, message, advice, "evaluation in training mode", episodes[0]
+                    "statistics.",
+                    "call model.eval() before evaluation and model.train() after it.",
+                    "evaluation in training mode",
+                    episodes[0],
                 )
 
     def _asleep(self, record: StepRecord, history: History) -> Iterable[Finding]:
         names, _ = _above(record, _ASLEEP)
         episodes = _episodes(history.at_sites(_ASLEEP))
         if names and len(episodes) >= self.asleep:
-            message = (
-                f"the model has been training in evaluation mode since step {episodes[0]}: {some(names)} apply no "
-                "dropout and do not update batch "
-                f"statistics{', as they did before' if episodes[0] > 1 else ', which still have their initial values'}."
-            )
-            advice = "call model.train() after each evaluation, before the next training step."
-            first = float(len(episodes))
             yield _finding(
-                Severity.HIGH, names, first, 0.0, message, advice, "training in evaluation mode", episodes[0]
+                Severity.HIGH,
+                names,
+                float(len(episodes)),
+                0.0,
+                f"the model has been training in evaluation mode since step {episodes[0]}: {some(names)} apply no "
+                "dropout and do not update batch statistics, "
+                f"{'as they did before' if episodes[0] > 1 else 'which still have their initial values'}.",
+                "call model.train() after each evaluation, before the next training step.",
+                "training in evaluation mode",
+                episodes[0],
             )
 
 
@@ -168,7 +176,6 @@ class DrownedByDropout(Check):
     halfway: float = 0.5
     heal: int = 4
 
-    name: ClassVar[str] = "drowned-by-dropout"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
     needs: ClassVar[tuple[str, ...]] = ("update.ratio",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", _DROPPED)

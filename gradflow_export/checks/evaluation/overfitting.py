@@ -12,7 +12,6 @@ from numbers import Real
 from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +26,7 @@ from gradflow_export.metrics.arrays.local import local
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
-from gradflow_export.rules.evidence import supervised
+from gradflow_export.rules.evidence import Floats, supervised
 from gradflow_export.rules.history import History, RunSeries
 
 _log = logging.getLogger("gradflow_export")
@@ -237,7 +236,6 @@ class Overfitting(Check):
     gained: float = 0.2
     lost: float = 0.5
 
-    name: ClassVar[str] = "overfitting"
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.OVERFITTING,)
     evidence: ClassVar[tuple[str, ...]] = ("evaluation.loss",)
@@ -284,7 +282,7 @@ class Overfitting(Check):
         )
 
 
-def _noise(values: npt.NDArray[np.float64]) -> float:
+def _noise(values: Floats) -> float:
     """Return the standard deviation from one evaluation to the next, whatever the trend."""
     return 1.4826 * median(np.abs(np.diff(values, 2))) / 6**0.5
 

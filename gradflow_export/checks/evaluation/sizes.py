@@ -137,7 +137,6 @@ class EvaluationDiffers(Check):
     readings: int = 5
     patience: int = 1
 
-    name: ClassVar[str] = "evaluation-differs"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.EVAL_RANDOM,)
     evidence: ClassVar[tuple[str, ...]] = (_SIZES,)
     remembers: ClassVar[tuple[str, ...]] = (_SIZES, "block.output_rms")

@@ -164,7 +164,6 @@ class DiscardedActivation(Check):
 
     heal: int = 100
 
-    name: ClassVar[str] = "discarded-activation"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
     evidence: ClassVar[tuple[str, ...]] = ("layer.discarded",)
 

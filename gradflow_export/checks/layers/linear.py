@@ -52,7 +52,6 @@ class StackedLinear(Check):
     row: int = 3
     patience: int = 2
 
-    name: ClassVar[str] = "stacked-linear"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
     evidence: ClassVar[tuple[str, ...]] = ("layer.row", "layer.merged")
 
@@ -120,7 +119,6 @@ class LinearLimit(Check):
     settle: int = 30
     patience: int = 2
 
-    name: ClassVar[str] = "linear-limit"
     order: ClassVar[int] = 60
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
     evidence: ClassVar[tuple[str, ...]] = ("loss.unbent",)

@@ -119,7 +119,6 @@ class RepeatedLayer(Check):
     patience: int = 2
     heal: int = 100
 
-    name: ClassVar[str] = "repeated-layer"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
     evidence: ClassVar[tuple[str, ...]] = ("layer.repeated",)
 

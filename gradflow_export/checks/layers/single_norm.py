@@ -85,7 +85,6 @@ class SingleNorm(Check):
     patience: int = 2
     heal: int = 100
 
-    name: ClassVar[str] = "single-norm"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.CAPACITY,)
     evidence: ClassVar[tuple[str, ...]] = ("layer.normalised_values",)
 

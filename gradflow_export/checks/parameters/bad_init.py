@@ -109,7 +109,6 @@ class BadInit(Check):
     patience: int = 1
     heal: int = 1000
 
-    name: ClassVar[str] = "bad-init"
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_INIT,)
     needs: ClassVar[tuple[str, ...]] = ("gain.depth",)
     evidence: ClassVar[tuple[str, ...]] = ("parameter.row_spread", "loss.over_constant")
@@ -125,59 +124,17 @@ class BadInit(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the first weights, and their rows a few steps later."""
-        first = "parameter.initial_gain" in record.facts
-        rows = () if first else (_doubles, _siblings)
-        alike = () if first else self._alike(record, history)
-        later = (*alike, *(each for look in rows for each in look(record, history, self.alike)))
+        again = "parameter.row_spread" in record.facts and "parameter.initial_gain" not in record.facts
+        rows = (_copies, _zeros, _doubles, _siblings) if again else ()
+        later = tuple(each for look in rows for each in look(self, record, history))
         losses, read = history.run("loss").whole()[0], history.at_sites("parameter.initial_gain").steps
         if len(losses) and len(read) and losses[0] + self.after < read[0]:
             return later  # resumed, or added later: not the weights that the first losses are of; a scaler skips a few
         looks = (self._large, self._head, self._one_sided, self._steep) if history.seen >= self.after else (self._head,)
-        due = looks if self._due_to_weights(record, history) else ()
+        large_inputs = float(np.nanmax(history.at_sites("input.rms").first, initial=0.0)) > self.inputs
+        due = looks if record.facts.get("loss.over_constant") and not large_inputs else ()
         large = [finding for look in due for finding in look(record, history)][:1]
         return (*later, *large, *_small(self, history))
-
-    def _alike(self, record: StepRecord, history: History) -> Iterable[Finding]:
-        spread = record.facts.get("parameter.row_spread")
-        if not spread:
-            return
-        moved = reading_of(record, "parameter.update_norm").as_dict()
-        read, parted = values_of(record, "parameter.row_spread"), values_of(record, "parameter.row_parting")
-        copies = tuple(
-            site
-            for site, apart in read.items()
-            if moved.get(site) and (apart <= self.alike or parted.get(site, math.inf) <= self.together)
-        )
-        if copies:
-            message = (
-                f"all units of {some(copies)} have the same weights, and still do after {history.seen - 1} steps: "
-                "they compute the same output and get the same gradient, so each layer acts like a single unit."
-            )
-            advice = (
-                "initialize the weights randomly instead of with a constant: "
-                "nn.init.kaiming_normal_(layer.weight), or keep PyTorch's default initialization."
-            )
-            yield _finding(Severity.HIGH, copies, read[copies[0]], self.alike, message, advice, COPIES)
-        sizes, wired = reading_of(record, "parameter.weight_norm"), connected(history, Wiring.OWNED | Wiring.GRADIENT)
-        zero = set(only(sizes, sizes.values == 0.0).sites)
-        blank = tuple(site for site in spread if site in zero and site not in read and site in wired)
-        if blank:
-            gains = history.at_sites("parameter.initial_gain")
-            begun = tuple(s for s, gain in zip(gains.sites, gains.first, strict=True) if gain == 0 and s not in blank)
-            message = f"the weights of {some(blank)} are all 0, and still are after {history.seen - 1} steps" + (
-                f"; those of {some(begun)} began with 0 as well." if begun else "."
-            )
-            advice = (
-                "initialize at most one of two consecutive layers with zeros, otherwise no gradient passes: use "
-                "nn.init.kaiming_normal_(layer.weight) for the others, or keep PyTorch's default initialization."
-            )
-            yield _finding(Severity.HIGH, (*blank, *begun), 0.0, 0.0, message, advice, ZEROS)
-
-    def _due_to_weights(self, record: StepRecord, history: History) -> bool:
-        """Whether the loss was compared with the best constant's in this record, and no large input explains it."""
-        if not record.facts.get("loss.over_constant"):
-            return False
-        return not float(np.nanmax(history.at_sites("input.rms").first, initial=0.0)) > self.inputs
 
     def _large(self, record: StepRecord, history: History) -> Iterable[Finding]:
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
@@ -192,16 +149,18 @@ class BadInit(Check):
         names = tuple(gains.sites[i] for i in order if first[i] >= self.wide)
         if names and worse.any() and (2 * len(names) >= len(first) or float(np.nanmax(first)) >= self.gain):
             greatest, times = float(first[order[0]]), float(over.first[worse].max())
-            message = (
+            yield _finding(
+                Severity.MEDIUM,
+                names,
+                greatest,
+                self.gain,
                 f"the initial loss was {number(times)} times that of the best constant prediction and is still "
                 f"above it after {history.seen} steps: the initial weights of {some(names)} were up to "
-                f"{number(greatest)} times too large for their number of inputs."
-            )
-            advice = (
+                f"{number(greatest)} times too large for their number of inputs.",
                 "scale the weights by the number of inputs: nn.init.kaiming_normal_(layer.weight) or "
-                "nn.init.xavier_uniform_(layer.weight) instead of nn.init.normal_(layer.weight)."
+                "nn.init.xavier_uniform_(layer.weight) instead of nn.init.normal_(layer.weight).",
+                LARGE,
             )
-            yield _finding(Severity.MEDIUM, names, greatest, self.gain, message, advice, LARGE)
 
     def _one_sided(self, record: StepRecord, history: History) -> Iterable[Finding]:
         means, gains = history.at_sites("parameter.initial_mean"), history.at_sites("parameter.initial_gain")
@@ -213,16 +172,18 @@ class BadInit(Check):
         if 2 * len(names) < len(gains.sites) or len(names) < 2 or worst is None or not math.isfinite(worst):
             return
         greatest = float(means.first[there].max())
-        message = (
+        yield _finding(
+            Severity.MEDIUM,
+            names,
+            greatest,
+            self.one_sided,
             f"nearly all initial weights of {some(names)} have the same sign (mean {number(greatest)} of their root "
             "mean square): inputs add up instead of canceling, all units of a layer have nearly the same output, "
-            f"and the loss is {number(worst)} times that of the best constant prediction after {history.seen} steps."
-        )
-        advice = (
+            f"and the loss is {number(worst)} times that of the best constant prediction after {history.seen} steps.",
             "initialize the weights with mean 0: nn.init.kaiming_normal_(layer.weight) or "
-            "nn.init.xavier_uniform_(layer.weight) instead of torch.rand or nn.init.uniform_(layer.weight)."
+            "nn.init.xavier_uniform_(layer.weight) instead of torch.rand or nn.init.uniform_(layer.weight).",
+            ONE_SIDED,
         )
-        yield _finding(Severity.MEDIUM, names, greatest, self.one_sided, message, advice, ONE_SIDED)
 
     def _head(self, record: StepRecord, history: History) -> Iterable[Finding]:
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
@@ -234,23 +195,29 @@ class BadInit(Check):
             share = (seen(record, "loss.constant", site) or 0.0) / math.log(classes) if classes > 1 else 0.0
             sure, now = times * share, (seen(record, "loss.over_constant", site) or 0.0) * share
             if times >= self.head and gain >= self.gain:
-                message = (
+                yield _finding(
+                    Severity.MEDIUM,
+                    names,
+                    gain,
+                    self.gain,
                     f"the initial loss was {number(times)} times that of the best constant prediction: the initial "
                     f"weights of {some(names)}, including the last layer, were up to {number(known[names[0]])} "
-                    "times too large for their number of inputs."
-                )
-                advice = (
+                    "times too large for their number of inputs.",
                     f"scale them by the number of inputs: nn.init.normal_({name}, std=features ** -0.5); for an "
-                    "embedding tied to the output layer, std=0.02."
+                    "embedding tied to the output layer, std=0.02.",
+                    LARGE,
                 )
-                yield _finding(Severity.MEDIUM, names, gain, self.gain, message, advice, LARGE)
             elif sure >= self.sure and now > 1.0 and history.seen >= 2 * self.after:
-                message = (
+                yield _finding(
+                    Severity.MEDIUM,
+                    names or (site,),
+                    sure,
+                    self.sure,
                     f"the initial loss was {number(sure)} times that of equal probabilities for all {number(classes)} "
-                    f"classes, and is still above it after {history.seen} steps: the scores began far apart."
+                    f"classes, and is still above it after {history.seen} steps: the scores began far apart.",
+                    "make the first scores small: raise the temperature, drop a factor, or lower first weights.",
+                    LARGE,
                 )
-                advice = "make the first scores small: raise the temperature, drop a factor, or lower first weights."
-                yield _finding(Severity.MEDIUM, names or (site,), sure, self.sure, message, advice, LARGE)
 
     def _steep(self, record: StepRecord, history: History) -> Iterable[Finding]:
         depth, gains = history.run("gain.depth"), history.at_sites("parameter.initial_gain")
@@ -261,17 +228,19 @@ class BadInit(Check):
         names = tuple(gains.sites[index] for index in order if gains.first[index] >= self.usual)
         if worst is None or not math.isfinite(worst):
             return
-        message = (
+        yield _finding(
+            Severity.MEDIUM,
+            names or ("",),
+            depth.first,
+            self.steep,
             f"at the first step the gradient grew {number(math.exp(min(depth.first, 700.0)))}-fold from the last "
             "layer back to the first, so a tiny change of the input changes the output completely, and the loss is "
-            f"{number(worst)} times that of the best constant prediction after {history.seen} steps."
-        )
-        advice = (
+            f"{number(worst)} times that of the best constant prediction after {history.seen} steps.",
             "use smaller initial weights where a later operation multiplies them: sin(w0 * layer(x)) needs weights "
             "within sqrt(6 / inputs) / w0; otherwise use nn.init.kaiming_normal_(layer.weight), which preserves "
-            "the scale."
+            "the scale.",
+            LARGE,
         )
-        yield _finding(Severity.MEDIUM, names or ("",), depth.first, self.steep, message, advice, LARGE)
 
 
 def _small(check: BadInit, history: History) -> Iterable[Finding]:
@@ -289,53 +258,101 @@ def _small(check: BadInit, history: History) -> Iterable[Finding]:
         return
     names = tuple(gains.sites[index] for index in np.flatnonzero(small))
     usual = median(first[small])
-    message = (
+    yield _finding(
+        Severity.MEDIUM,
+        names,
+        usual,
+        check.tiny,
         f"the initial weights of {len(names)} of {len(first)} layers ({some(names)}) were about {number(usual)} of "
         f"the scale that preserves the signal, which shrank to exp({number(depth.first)}) over the depth; after "
-        f"{history.seen} steps the loss is {number(loss.last)}, initially {number(loss.first)}."
-    )
-    advice = (
+        f"{history.seen} steps the loss is {number(loss.last)}, initially {number(loss.first)}.",
         "scale the weights by the number of inputs: nn.init.kaiming_normal_(layer.weight) before ReLU, "
-        "nn.init.xavier_uniform_(layer.weight) before tanh."
+        "nn.init.xavier_uniform_(layer.weight) before tanh.",
+        SMALL,
     )
-    yield _finding(Severity.MEDIUM, names, usual, check.tiny, message, advice, SMALL)
 
 
-def _doubles(record: StepRecord, history: History, alike: float) -> Iterable[Finding]:
+def _copies(check: BadInit, record: StepRecord, history: History) -> Iterable[Finding]:
+    moved = reading_of(record, "parameter.update_norm").as_dict()
+    read, parted = values_of(record, "parameter.row_spread"), values_of(record, "parameter.row_parting")
+    names = tuple(
+        site
+        for site, apart in read.items()
+        if moved.get(site) and (apart <= check.alike or parted.get(site, math.inf) <= check.together)
+    )
+    if names:
+        yield _finding(
+            Severity.HIGH,
+            names,
+            read[names[0]],
+            check.alike,
+            f"all units of {some(names)} have the same weights, and still do after {history.seen - 1} steps: "
+            "they compute the same output and get the same gradient, so each layer acts like a single unit.",
+            "initialize the weights randomly instead of with a constant: "
+            "nn.init.kaiming_normal_(layer.weight), or keep PyTorch's default initialization.",
+            COPIES,
+        )
+
+
+def _zeros(_check: BadInit, record: StepRecord, history: History) -> Iterable[Finding]:
+    read, sizes = record.facts.get("parameter.row_spread", {}), reading_of(record, "parameter.weight_norm")
+    zero = connected(history, Wiring.OWNED | Wiring.GRADIENT).intersection(only(sizes, sizes.values == 0.0).sites)
+    blank = tuple(site for site, apart in read.items() if apart is None and site in zero)
+    if blank:
+        gains = history.at_sites("parameter.initial_gain")
+        begun = tuple(s for s, gain in zip(gains.sites, gains.first, strict=True) if gain == 0 and s not in blank)
+        yield _finding(
+            Severity.HIGH,
+            (*blank, *begun),
+            0.0,
+            0.0,
+            f"the weights of {some(blank)} are all 0, and still are after {history.seen - 1} steps"
+            + (f"; those of {some(begun)} began with 0 as well." if begun else "."),
+            "initialize at most one of two consecutive layers with zeros, otherwise no gradient passes: use "
+            "nn.init.kaiming_normal_(layer.weight) for the others, or keep PyTorch's default initialization.",
+            ZEROS,
+        )
+
+
+def _doubles(check: BadInit, record: StepRecord, history: History) -> Iterable[Finding]:
     apart, moving = values_of(record, "parameter.row_spread"), _moving(record)
     names = tuple(
         name
         for name, share in values_of(record, "parameter.row_doubles").items()
-        if share == 1.0 and name in moving and apart.get(name, 0.0) > alike
+        if share == 1.0 and name in moving and apart.get(name, 0.0) > check.alike
     )
     if names:
-        message = (
+        yield _finding(
+            Severity.MEDIUM,
+            names,
+            1.0,
+            1.0,
             f"each unit of {some(names)} has a duplicate with the same weights, and still does after "
-            f"{history.seen - 1} steps: duplicates compute the same output and get the same gradient."
-        )
-        advice = (
+            f"{history.seen - 1} steps: duplicates compute the same output and get the same gradient.",
             f"initialize {names[0]} randomly instead of with a constant or repeated values, or use different biases "
-            "for the duplicates: nn.init.normal_(layer.weight, std=0.02)."
+            "for the duplicates: nn.init.normal_(layer.weight, std=0.02).",
+            DOUBLES,
         )
-        yield _finding(Severity.MEDIUM, names, 1.0, 1.0, message, advice, DOUBLES)
 
 
-def _siblings(record: StepRecord, history: History, alike: float) -> Iterable[Finding]:
+def _siblings(check: BadInit, record: StepRecord, history: History) -> Iterable[Finding]:
     """Yield layers that only the numbers in their names distinguish."""
     gaps, moving = values_of(record, "parameter.sibling_gap"), _moving(record)
-    names = [name for name, gap in gaps.items() if gap <= alike and name in moving]
+    names = [name for name, gap in gaps.items() if gap <= check.alike and name in moving]
     kin = Counter(map(pattern, names))
     names = [name for name in names if kin[pattern(name)] > 1]
     if names:
-        message = (
+        yield _finding(
+            Severity.MEDIUM,
+            tuple(names),
+            0.0,
+            0.0,
             f"the weights of {some(tuple(names))} equal those of another layer of the same kind, and still do after "
-            f"{history.seen - 1} steps: they get the same gradients and stay equal."
-        )
-        advice = (
+            f"{history.seen - 1} steps: they get the same gradients and stay equal.",
             "create each of them separately instead of copying one, nn.ModuleList(make() for _ in range(n)) "
-            "without copy.deepcopy or a common seed; if they are meant to be tied, use one module several times."
+            "without copy.deepcopy or a common seed; if they are meant to be tied, use one module several times.",
+            SIBLINGS,
         )
-        yield _finding(Severity.MEDIUM, tuple(names), 0.0, 0.0, message, advice, SIBLINGS)
 
 
 def _moving(record: StepRecord) -> set[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import compress
 from typing import ClassVar
 
 import numpy as np
@@ -76,7 +78,6 @@ class LeftFrozen(Check):
     patience: int = 1
     heal: int = 2
 
-    name: ClassVar[str] = "left-frozen"
     order: ClassVar[int] = 45
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("connection.state",)
@@ -119,22 +120,24 @@ class LeftFrozen(Check):
         found = trained & (count >= self.readings) & goes_on
         if not found.any() or cold[-1].all():
             return ()
-        names = tuple(series.sites[index] for index in np.flatnonzero(found))
+        names = tuple(compress(series.sites, found))
         since = int(series.steps[len(series.steps) - 1 - int(count[found].max())])
         late = since - history.begun > self.brief
         if late and (record.step < since + self.rests or not _learns_nothing(history)):
             return ()
-        message = (
-            f"{len(names)} tensors ({some(names)}) were trained until step {since} and are frozen since: requires_grad "
-            "is False at each step of the optimizer that holds them"
-            f"{', and the loss is no better than that of a constant prediction' if late else ''}."
+        return (
+            _finding(
+                names,
+                f"{len(names)} tensors ({some(names)}) were trained until step {since} and are frozen since: "
+                "requires_grad is False at each step of the optimizer that holds them"
+                f"{', and the loss is no better than that of a constant prediction' if late else ''}.",
+                "call requires_grad_(True) again before their own backward pass; an iterator such as "
+                "model.parameters() or itertools.chain(...) can be consumed only once: keep list(...) of it.",
+                since,
+                "never unfrozen",
+                by_loss=late,
+            ),
         )
-        advice = (
-            "call requires_grad_(True) again before their own backward pass; an iterator such as "
-            "model.parameters() or itertools.chain(...) can be consumed only once: keep list(...) of it."
-        )
-        finding = _finding(names, message, advice, since, "never unfrozen")
-        return (replace(finding, severity=Severity.MEDIUM, follows_from=_NOTHING_LEARNED) if late else finding,)
 
     def _all(self, _record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Find models of which nothing is trained, whose optimizer steps and trains no head outside either."""
@@ -145,34 +148,37 @@ class LeftFrozen(Check):
         if count < self.readings or history.run("wiring.outside").last > 0:
             return ()
         since, names = int(series.steps[len(cold) - count]), tuple(series.sites)
-        message = (
-            f"all {len(names)} tensors of the model are frozen since step {since}, while the optimizer that holds "
-            "them steps: nothing is trained."
+        return (
+            _finding(
+                names,
+                f"all {len(names)} tensors of the model are frozen since step {since}, while the optimizer that holds "
+                "them steps: nothing is trained.",
+                "call requires_grad_(True) on what is to be trained: freeze the backbone, not the whole model, and "
+                "unfreeze what was frozen for one pass.",
+                since,
+                "all frozen",
+            ),
         )
-        advice = (
-            "call requires_grad_(True) on what is to be trained: freeze the backbone, not the whole model, and "
-            "unfreeze what was frozen for one pass."
-        )
-        return (_finding(names, message, advice, since, "all frozen"),)
 
     def _at_zero(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         sizes = history.at_sites("parameter.frozen_size")
         if not len(sizes.steps) or history.seen < self.span:
             return ()
-        zero = sizes.present[-1] & (sizes.values[-1] == 0)
-        names = self._used(history, [sizes.sites[index] for index in np.flatnonzero(zero)])
+        names = self._used(history, compress(sizes.sites, sizes.present[-1] & (sizes.values[-1] == 0)))
         if not names:
             return ()
-        message = (
-            f"{len(names)} weights ({some(names)}) are all 0 and frozen: their output is always 0, and they will "
-            "never learn."
+        return (
+            _finding(
+                names,
+                f"{len(names)} weights ({some(names)}) are all 0 and frozen: their output is always 0, and they will "
+                "never learn.",
+                f"call requires_grad_(True) on {names[0]} before the optimizer is created, and check that nothing "
+                f"freezes {owner(names[0]) or names[0]} again (PEFT: is_trainable=True, and no second get_peft_model); "
+                "or load its trained weights.",
+                int(sizes.steps[-1]),
+                "frozen at zero",
+            ),
         )
-        advice = (
-            f"call requires_grad_(True) on {names[0]} before the optimizer is created, and check that nothing "
-            f"freezes {owner(names[0]) or names[0]} again (PEFT: is_trainable=True, and no second get_peft_model); "
-            "or load its trained weights."
-        )
-        return (_finding(names, message, advice, int(sizes.steps[-1]), "frozen at zero"),)
 
     def _as_drawn(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Find weights that are frozen as they were drawn, where the loss does not get better than a constant's."""
@@ -181,23 +187,24 @@ class LeftFrozen(Check):
             return ()
         low, high = self.drawn
         drawn = peaks.present[-1] & (peaks.values[-1] >= low) & (peaks.values[-1] <= high)
-        names = self._used(history, [peaks.sites[index] for index in np.flatnonzero(drawn)])
-        others = self._used(history, [peaks.sites[index] for index in np.flatnonzero(~drawn)])
+        names, others = (self._used(history, compress(peaks.sites, flags)) for flags in (drawn, ~drawn))
         if len(names) <= len(others):
             return ()
-        message = (
-            f"{len(names)} weights ({some(names)}) are frozen at their random initialization (uniform within a "
-            f"bound): they were never trained, and after {history.seen} steps the loss is no better than that of a "
-            "constant prediction."
+        return (
+            _finding(
+                names,
+                f"{len(names)} weights ({some(names)}) are frozen at their random initialization (uniform within a "
+                f"bound): they were never trained, and after {history.seen} steps the loss is no better than that of "
+                "a constant prediction.",
+                "load trained weights before freezing them (model.load_state_dict, weights=...), or call "
+                "requires_grad_(True) on them before the optimizer is created.",
+                int(peaks.steps[-1]),
+                "frozen as drawn",
+                by_loss=True,
+            ),
         )
-        advice = (
-            "load trained weights before freezing them (model.load_state_dict, weights=...), or call "
-            "requires_grad_(True) on them before the optimizer is created."
-        )
-        found = _finding(names, message, advice, int(peaks.steps[-1]), "frozen as drawn")
-        return (replace(found, severity=Severity.MEDIUM, follows_from=_NOTHING_LEARNED),)
 
-    def _used(self, history: History, sites: list[str]) -> tuple[str, ...]:
+    def _used(self, history: History, sites: Iterable[str]) -> tuple[str, ...]:
         """Return those of some frozen weights that take part while gradients are on."""
         series = history.at_sites("connection.state")
         known = dict(zip(series.sites, np.bitwise_or.reduce(connections(series)).tolist(), strict=True))
@@ -210,8 +217,20 @@ def _learns_nothing(history: History) -> bool:
     return none_better(history, 0.9, 3) is not None and not still_falls(history)
 
 
-def _finding(names: tuple[str, ...], message: str, advice: str, since: int, cause: str) -> Finding:
+def _finding(
+    names: tuple[str, ...], message: str, advice: str, since: int, cause: str, *, by_loss: bool = False
+) -> Finding:
+    """Return what is said of frozen parameters; where the loss decided, less sure, and not beside what explains it."""
     return Finding(
-        IssueType.NOT_TRAINING, Severity.HIGH, names, float(len(names)), 0.0, message, advice, since=since, cause=cause,
+        IssueType.NOT_TRAINING,
+        Severity.MEDIUM if by_loss else Severity.HIGH,
+        names,
+        float(len(names)),
+        0.0,
+        message,
+        advice,
+        since=since,
+        cause=cause,
         origin=cause,
-    )  # fmt: skip
+        follows_from=_NOTHING_LEARNED if by_loss else (),
+    )

@@ -8,21 +8,25 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from gradflow_export.checks.parameters.lately import LINKS, changed_at, dropped_at_once
-from gradflow_export.checks.parameters.passes import blind_passes, gathering_passes, lonely_passes
+from gradflow_export.checks.parameters.passes import BLIND, COPIED, GATHERING, LONELY, counted
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
-from gradflow_export.records.step_record import IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import seen
 from gradflow_export.rules.history import History, SiteSeries
 from gradflow_export.rules.progress import ZERO_GRADIENT, shut
-from gradflow_export.rules.signals import connections, follows, owner, taking_turns
-
-Codes = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+from gradflow_export.rules.signals import (
+    LINKS,
+    Codes,
+    changed_at,
+    connections,
+    dropped_at_once,
+    follows,
+    owner,
+    taking_turns,
+)
 
 
 class _Told(NamedTuple):
@@ -72,7 +76,6 @@ class NotTraining(Check):
     patience: int = 1
     heal: int = 2
 
-    name: ClassVar[str] = "not-training"
     order: ClassVar[int] = 40
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
     evidence: ClassVar[tuple[str, ...]] = ("connection.state", "wiring.lonely_passes", "wiring.gathering_passes")
@@ -85,12 +88,11 @@ class NotTraining(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the connections of this record and of those before it."""
-        lonely = seen(record, "wiring.lonely_passes")
-        if lonely is not None and lonely > 0:
-            return (lonely_passes(lonely, seen(record, "wiring.foreign") or 0.0),)
-        gathered = seen(record, "wiring.gathering_passes")
-        if gathered is not None and gathered > 0:
-            return (gathering_passes(gathered),)
+        foreign = seen(record, "wiring.foreign") or 0.0
+        if lonely := seen(record, "wiring.lonely_passes"):
+            return (counted(COPIED if foreign >= 0.5 else LONELY, lonely, foreign=foreign),)
+        if gathered := seen(record, "wiring.gathering_passes"):
+            return (counted(GATHERING, gathered),)
         series = history.at_sites("connection.state")
         if not record.facts.get("connection.state") or len(series.steps) < self.readings:
             return ()
@@ -100,7 +102,7 @@ class NotTraining(Check):
         return (*(self._lately(record, history, series, codes, *lately) if lately else ()), *whole)
 
     def _lately(
-        self, record: StepRecord, history: History, series: SiteSeries, codes: Codes, start: int, changed: Flags
+        self, record: StepRecord, history: History, series: SiteSeries, codes: Codes, start: int, changed: BoolArray
     ) -> Iterable[Finding]:
         """Yield what is wrong since a change with the parameters it befell; readings before it are of another run."""
         ever = np.bitwise_or.reduce(codes[start:]) & LINKS | np.bitwise_or.reduce(codes) & ~LINKS
@@ -123,9 +125,9 @@ class NotTraining(Check):
         trainable = (ever & Wiring.TRAINABLE) > 0
         total = int(trainable.sum())
         owned, reached = (ever & Wiring.OWNED) > 0, (ever & Wiring.GRADIENT) > 0
-        blind = seen(record, "wiring.blind_passes")
-        if blind is not None and blind >= self.readings and (trainable & owned).any() and not reached.any():
-            return (blind_passes(blind, since),)
+        blind = seen(record, "wiring.blind_passes") or 0.0
+        if blind >= self.readings and (trainable & owned).any() and not reached.any():
+            return (counted(BLIND, blind, since),)
         still = trainable & ((always & Wiring.ZERO_RATE) > 0)
         findings = [
             *(() if start else _hidden(history, self.readings)),
@@ -152,7 +154,7 @@ class NotTraining(Check):
             for cause, names, what, advice, sure in findings
         )
 
-    def _unowned(self, history: History, sites: tuple[str, ...], loose: Flags, ever: Codes) -> Iterable[_Told]:
+    def _unowned(self, history: History, sites: tuple[str, ...], loose: BoolArray, ever: Codes) -> Iterable[_Told]:
         waiting = loose & ((ever & Wiring.WAITING) > 0)
         names = _chosen(sites, waiting)
         if names and history.seen >= self.rare:
@@ -197,7 +199,7 @@ class NotTraining(Check):
         )
 
     def _unreached(
-        self, history: History, sites: tuple[str, ...], cut: Flags, ever: Codes, span: int, since: int
+        self, history: History, sites: tuple[str, ...], cut: BoolArray, ever: Codes, span: int, since: int
     ) -> Iterable[_Told]:
         if (span < self.span and not since) or not cut.any() or not ((ever & Wiring.GRADIENT) > 0).any():
             return
@@ -241,7 +243,7 @@ class NotTraining(Check):
             )
 
     def _flat(
-        self, record: StepRecord, history: History, sites: tuple[str, ...], learning: Flags, ever: Codes
+        self, record: StepRecord, history: History, sites: tuple[str, ...], learning: BoolArray, ever: Codes
     ) -> Iterable[_Told]:
         """Yield what gets a gradient of exactly 0, at the first reading and over the whole window since."""
         norms = history.at_sites("parameter.gradient_norm")
@@ -310,7 +312,7 @@ def _hidden(history: History, readings: int) -> Iterable[_Told]:
         )
 
 
-def _rateless(sites: tuple[str, ...], still: Flags, total: int) -> Iterable[_Told]:
+def _rateless(sites: tuple[str, ...], still: BoolArray, total: int) -> Iterable[_Told]:
     names = _chosen(sites, still)
     if names:
         yield _Told(
@@ -325,7 +327,7 @@ def _rateless(sites: tuple[str, ...], still: Flags, total: int) -> Iterable[_Tol
         )
 
 
-def _frozen(sites: tuple[str, ...], frozen: Flags, trained: Flags, ever: Codes) -> Iterable[_Told]:
+def _frozen(sites: tuple[str, ...], frozen: BoolArray, trained: BoolArray, ever: Codes) -> Iterable[_Told]:
     """Yield what is frozen the wrong way round: the output layer, or one of several like layers, where others learn.
 
     Layers are alike whose parameters are: as many matrices and vectors, in the same order.
@@ -362,7 +364,7 @@ def _severity(names: int, total: int, sure: bool) -> Severity:
     return Severity.HIGH if sure else Severity.MEDIUM
 
 
-def _chosen(sites: tuple[str, ...], flags: Flags) -> tuple[str, ...]:
+def _chosen(sites: tuple[str, ...], flags: BoolArray) -> tuple[str, ...]:
     return tuple(sites[index] for index in np.flatnonzero(flags))
 
 
@@ -373,7 +375,7 @@ def _brief_cells(history: History) -> set[str]:
     return {f"{site}.weight_hh".lstrip(".") for site, count in zip(calls.sites, most, strict=True) if 0 < count <= 2}
 
 
-def _kin(sites: tuple[str, ...], codes: Codes, flags: Flags) -> set[str]:
+def _kin(sites: tuple[str, ...], codes: Codes, flags: BoolArray) -> set[str]:
     """Return the patterns of flagged sites in lists whose members stand side by side: a router may choose of them."""
     return {pattern(name) for name in _chosen(sites, flags & ((codes & Wiring.BESIDE) > 0))}
 
