@@ -361,9 +361,8 @@ def _go_on(exporter: Exporter, loop: TrainingLoop) -> None:
 def _close_earlier(model: nn.Module, now: Exporter) -> None:
     for earlier in watching(model):
         if earlier is not now:
-            _log.warning(
-                "gradflow: this model was being watched already; the earlier exporter (%s) is closed.", earlier.logdir
-            )
+            where = f" ({earlier.logdir})" if earlier.logdir.exists() else ""
+            _log.warning("gradflow: this model was being watched already; the earlier exporter%s is closed.", where)
             earlier.close()
 
 

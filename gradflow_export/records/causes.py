@@ -47,6 +47,7 @@ EXPLAINS: Mapping[IssueType, Mapping[IssueType, Where]] = MappingProxyType({
     },
     _T.DATA_SCALE: {
         **_STEPS, _T.LEARNING_RATE: _R, _T.DEAD: _R, _T.SATURATION: _R, _T.NUMERICAL: _R, _T.NOT_LEARNING: _R,
+        _T.STAGNATION: _R,
     },
     _T.STALE_GRAD: {
         **_STEPS, _T.LEARNING_RATE: _R, _T.BOTTLENECK: _R, _T.NUMERICAL: _R, _T.NOT_LEARNING: _R, _T.SATURATION: _R,

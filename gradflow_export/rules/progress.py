@@ -305,16 +305,18 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         "on it.",
         NO_GRADIENT: "the graph of the loss does not contain {layer}: look for .detach(), .item(), torch.no_grad() "
         "or an argmax between it and the loss, and for modules that forward() never calls.",
-        UNCHOSEN: "the router never selects {layer}: add noise to its scores or a load-balancing loss; if there is "
-        "no router, call the module in forward() or remove it from the model.",
+        UNCHOSEN: "nothing is sent to {layer} while modules like it learn: if a router chooses among them, add noise "
+        "to its scores or a load-balancing loss; if none does, look for dead units and gradients of 0 behind it, call "
+        "the module in forward(), or remove it from the model.",
         ZERO_RATE: "set a learning rate above 0 in this parameter group, or check that the scheduler is called "
         "once per step and has not ended.",
         ZERO_GRADIENT: "a layer after {layer} blocks the gradient: look for dead ReLU units, weights initialized "
         "to 0 (use nn.init.kaiming_normal_), or a mask that removes its output.",
         CUT: "look for what forward() does to {layer} since that step: round, sign, argmax or .detach() pass no "
         "gradient, weight + (round(weight) - weight).detach() does (straight-through estimator).",
-        ROUNDING: "each update is smaller than half the spacing of the weights' floating-point format: keep the "
-        "weights in float32 and use torch.autocast for bfloat16, or raise the learning rate.",
+        ROUNDING: "each update is smaller than half the spacing of the weights' floating-point format: raise the "
+        "learning rate, or the factor of the term of the loss that they serve; weights in bfloat16 or float16 belong "
+        "in float32, with torch.autocast around the forward pass.",
     }
 )
 """What to do, by the reason."""

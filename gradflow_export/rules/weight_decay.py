@@ -38,6 +38,7 @@ class WeightDecay(Rule):
     Attributes:
         shrunk: Fraction of its initial norm to which a weight has shrunk.
         steps: Number of steps within which it does.
+        whole: Fraction of its norm at which a weight has not begun to shrink.
         share: Fraction of the weights that is exceeded: learning alone may shrink the last of two.
         usual: Minimum and maximum initial gain of the weights that are judged.
         level: Minimum loss, as a fraction of that of the best constant prediction.
@@ -53,6 +54,7 @@ class WeightDecay(Rule):
 
     shrunk: float = 0.5
     steps: int = 500
+    whole: float = 0.99
     share: float = 0.5
     usual: tuple[float, float] = (0.1, 4.0)
     level: float = 0.6
@@ -95,10 +97,12 @@ class WeightDecay(Rule):
         now, begun = past[-1], np.fmax(np.maximum.reduce(past), first)
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)
         left = np.where(told, now / np.where(told, begun, 1.0), 1.0)
+        whole = np.flatnonzero(np.median(past / np.where(begun > 0, begun, 1.0), axis=1) >= self.whole)
         share, typical = float(np.count_nonzero(left <= self.shrunk) / len(left)), median(left)
         held = typical <= self.smaller and agreement(history) >= self.lasting and self._held(history)
         if (share <= self.share and not held) or history.run("gain.depth").first < math.log(self.faded):
             return ()  # at nearly every record; what follows takes longer
+        last, since = sizes.steps[near][[whole[-1], whole[-1] + 1] if len(whole) else [0, 0]].tolist()
         level = constant_level(history)
         loss = history.run("loss")
         losses = loss.whole()[1]
@@ -126,7 +130,8 @@ class WeightDecay(Rule):
                 f"them faster than they learn{', and is as large as their gradient' if held else ''}.",
                 "lower weight_decay: 0.01 is usual for AdamW, 1e-4 for SGD and Adam; or lower the factor of a "
                 "weight penalty in the loss.",
-                since=int(sizes.steps[near][0]),
+                since=since,
+                before=since - last - 1 if len(whole) else None,
                 cause="weights decay",
                 origin="weights decay",
                 follows_from=(IssueType.BAD_INIT, IssueType.DATA_SCALE),
