@@ -256,11 +256,11 @@ class LearningRate(Rule):
         low = values < self.decayed * rate.high
         since = int(steps[len(low) - int(np.argmin(low[::-1]))]) if low[-1:].all() and not low.all() else 0
         rest = record.step - since
-        at, losses = history.run("loss").all()
-        then = median(losses[(at >= since) & (at <= since + rest / 3)])  # it falls further after a range test
-        if not since or rest < max((since - history.begun) / 3, 50) or now < max(0.2 * first, 0.9 * then):
+        if not since or rest < max((since - history.begun) / 3, 50) or now < 0.2 * first:
             return
-        if rest < since - history.begun and (now < 0.5 * first or not self._cut_short(history)):
+        at, losses = history.run("loss").all()  # it falls further after a range test
+        falls = now < 0.9 * median(losses[(at >= since) & (at <= since + rest / 3)])
+        if falls or (rest < since - history.begun and (now < 0.5 * first or not self._cut_short(history))):
             return
         message = (
             f"the learning rate fell from {number(rate.high)} to {number(rate.last)} by step {since} and has stayed "

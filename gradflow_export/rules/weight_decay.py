@@ -97,11 +97,11 @@ class WeightDecay(Rule):
         now, begun = past[-1], np.fmax(np.maximum.reduce(past), first)
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)
         left = np.where(told, now / np.where(told, begun, 1.0), 1.0)
-        whole = np.flatnonzero(np.median(past / np.where(begun > 0, begun, 1.0), axis=1) >= self.whole)
         share, typical = float(np.count_nonzero(left <= self.shrunk) / len(left)), median(left)
         held = typical <= self.smaller and agreement(history) >= self.lasting and self._held(history)
         if (share <= self.share and not held) or history.run("gain.depth").first < math.log(self.faded):
             return ()  # at nearly every record; what follows takes longer
+        whole = np.flatnonzero((past >= self.whole * begun).mean(axis=1) > 0.5)  # of most weights
         last, since = sizes.steps[near][[whole[-1], whole[-1] + 1] if len(whole) else [0, 0]].tolist()
         level = constant_level(history)
         loss = history.run("loss")

@@ -212,16 +212,18 @@ def is_frozen(layer, _optimizer):
 def is_left_out(layer, optimizer):
     """Take the layer from the optimizer."""
     gone = {id(p) for p in layer.parameters()}
-    group = optimizer.param_groups[0]
-    group["params"] = [p for p in group["params"] if id(p) not in gone]
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) not in gone]
 
 
+@pytest.mark.parametrize("groups", [1, 120])
 @pytest.mark.parametrize("stop", [gets_none, is_frozen, is_left_out])
 @pytest.mark.parametrize("place", [0, 17, 90, 119])
-def test_any_layer_that_rests_is_seen(place, stop):
+def test_any_layer_that_rests_is_seen(place, stop, groups):
     """Not only those whose gradients are followed, of however many: within as many glances as there are parts."""
     layers = nn.ModuleList([nn.Linear(2, 1) for _ in range(120)])
-    optimizer, seen = torch.optim.SGD(layers.parameters(), lr=0.01), {True: [], False: []}
+    held = layers.parameters() if groups == 1 else [{"params": list(layer.parameters())} for layer in layers]
+    optimizer, seen = torch.optim.SGD(held, lr=0.01), {True: [], False: []}
     for stops in seen:
         glance = Glance(optimizer)
         for number in range(1, 90):

@@ -155,12 +155,17 @@ class Glance:
 
     def _counts(self, groups: list[dict[str, list[Tensor]]]) -> tuple[int, ...]:
         """Return how many parameters there are, and how many of a part of them are trained and have a gradient."""
-        parameters = [p for group in groups for p in group["params"]]
-        size = max(PART, -(-len(parameters) // PARTS))
-        begin = self._looks * size % (-(-len(parameters) // size) * size or 1)
-        some = parameters[begin : begin + size]
+        held = [group["params"] for group in groups]
+        count = sum(map(len, held))
+        size = max(PART, -(-count // PARTS))
+        begin = self._looks * size % (-(-count // size) * size or 1)
+        some: list[Tensor] = []
+        before = 0
+        for parameters in held:  # of many groups no list of all
+            some += parameters[max(begin - before, 0) : max(begin + size - before, 0)]
+            before += len(parameters)
         present = [p is not None for p in map(_GRADIENT, some)]
-        return len(parameters), begin, sum(map(_REQUIRES_GRAD, some)), sum(present)
+        return count, begin, sum(map(_REQUIRES_GRAD, some)), sum(present)
 
     def _jumps(self, gradients: list[Tensor | None]) -> bool:
         """Return whether the size of the gradients has left its level, where that is known without a wait."""
