@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,7 +31,9 @@ from gradflow_export.records.verdict import JUDGED, Course, Verdict, problem, ve
 from gradflow_export.report.flow_pattern import FlowPatterns
 from gradflow_export.report.text import as_lines, statistics
 from gradflow_export.report.trace import Trace
-from gradflow_export.storage.earlier import Earlier
+
+if TYPE_CHECKING:
+    from gradflow_export.storage.earlier import Earlier
 
 HEALED = 1000
 """Healed issues that are remembered, as many as the rules' judge remembers; the oldest go first."""

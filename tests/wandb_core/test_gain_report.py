@@ -39,7 +39,7 @@ def issue(layer="blocks.1", advice="Clip."):
 
 def page_of(book, issues=(), step=1):
     """The report on what a book holds."""
-    course, named = Course(steps=3, judged=True, stepped=True), [problem(i.issue_type, i.layer, i.step) for i in issues]
+    course, named = Course(steps=3, judged=True, stepped=True), list(map(problem, issues))
     return gain_report(book.map, book.norms, list(issues), verdict(course, named), step=step, found=len(issues))
 
 
