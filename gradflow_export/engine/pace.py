@@ -177,7 +177,8 @@ class Pace:
         if alone:
             self.worker.wait_past(step - DELAY)
             self._asked = self._is_asked(step)
-            if self._asked and spacing > 1:  # what one reading shows may take several in a row to be known
+            # What one reading shows may take several in a row to be known. The dense start had these.
+            if self._asked and spacing > 1 and step > schedule.settled + EARNED * 4:
                 self.suspect(step, schedule, stretch, spacing=spacing)
             looked = math.inf if self._look is None else self._look
             # What two steps in a row show is not yet known at the first of a burst.
