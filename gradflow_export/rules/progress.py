@@ -315,8 +315,8 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         CUT: "look for what forward() does to {layer} since that step: round, sign, argmax or .detach() pass no "
         "gradient, weight + (round(weight) - weight).detach() does (straight-through estimator).",
         ROUNDING: "each update is smaller than half the spacing of the weights' floating-point format: raise the "
-        "learning rate, or the factor of the term of the loss that they serve; weights in bfloat16 or float16 belong "
-        "in float32, with torch.autocast around the forward pass.",
+        "learning rate, or the factor of the term of the loss that they serve; instead of bfloat16 or float16, "
+        "keep the weights in float32 and use torch.autocast.",
     }
 )
 """What to do, by the reason."""
