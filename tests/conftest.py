@@ -60,7 +60,8 @@ def pytest_addoption(parser):
 # The files that take longest, the longest first. `make test` hands files out in the order in which they are collected.
 LONGEST = (
     "unit/test_cli_demo.py", "contract/test_rules.py", "unit/test_experiments.py", "distributed/test_ranks.py",
-    "pathologies/test_late_in_a_budget.py", "pathologies/test_lost_late.py", "browser/test_answer.py", "failures/test_processes.py",
+    "pathologies/test_late_in_a_budget.py", "pathologies/test_lost_late.py", "browser/test_answer.py",
+    "failures/test_processes.py",
     "wandb_core/test_exporter.py", "wandb_core/test_online.py", "loops/test_compiled.py", "unit/test_speaks.py",
     "unit/test_experiments_files.py", "browser/test_behaviour.py", "unit/test_fingerprints.py",
     "failures/test_private_names.py", "checks/test_pairs.py", "browser/test_panel.py", "unit/test_extensions.py",
