@@ -29,6 +29,8 @@ BURST, LEAST_BURST, SLOWER = 24, 8, 6
 that pays for fewer than the least; then of 2, 4, 8 ... steps one, a sixth as often each, until it is as before."""
 EARNED = 32
 """So many ordinary records earn a burst; one may be made in advance."""
+STILL_KNOWN = 128
+"""Steps after the dense start in which a request earns no burst: what one would read was read there."""
 
 
 class Handover(Protocol):
@@ -177,8 +179,8 @@ class Pace:
         if alone:
             self.worker.wait_past(step - DELAY)
             self._asked = self._is_asked(step)
-            # What one reading shows may take several in a row to be known. The dense start had these.
-            if self._asked and spacing > 1 and step > schedule.settled + EARNED * 4:
+            # What one reading shows may take several in a row to be known.
+            if self._asked and spacing > 1 and step > schedule.settled + STILL_KNOWN:
                 self.suspect(step, schedule, stretch, spacing=spacing)
             looked = math.inf if self._look is None else self._look
             # What two steps in a row show is not yet known at the first of a burst.

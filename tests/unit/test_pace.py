@@ -191,6 +191,16 @@ def test_no_burst_that_the_budget_does_not_pay_for():
     assert not pace.on_credit
 
 
+@pytest.mark.parametrize(("asked", "bursts"), [(104, False), (190, False), (240, True)])
+def test_a_request_soon_after_the_dense_start_buys_no_burst(asked, bursts):
+    """What a burst would read, that start has read: it would cost a short run a share of its time."""
+    pace = Pace()
+    pace.worker = Judge(pace, set(), [0])
+    pace.ask(asked)
+    found = burst(pace, 4, DELAY + 20, asked + 1)
+    assert (len(found) > (DELAY + 20) // 4 + 1) == bursts
+
+
 @pytest.mark.parametrize("begin", [601, 602, 607, 613])
 def test_a_burst_is_read_in_whole_from_its_first_step(begin):
     """Wherever it begins: what is exact is known from three steps in a row, and the first of them dates it."""
