@@ -187,7 +187,8 @@ def is_issue(value: Any) -> bool:
     texts = all(isinstance(value.get(name), str) for name in ("issue_type", "severity", "layer", "message", "advice"))
     numbers = all(value.get(name) is None or is_number(value[name]) for name in ("value", "threshold"))
     healed = value.get("healed_step")
-    whole = is_whole(value.get("step")) and (healed is None or is_whole(healed))
+    steps = (value.get("step"), value.get("before", 0), 0 if healed is None else healed)
+    whole = all(map(is_whole, steps))
     return texts and numbers and whole and is_names(value.get("layers"))
 
 

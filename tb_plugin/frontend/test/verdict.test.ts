@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { fixOf, metricFor, sentence, where, type Issue } from "../src/model/verdict";
+import { fixOf, metricFor, sentence, since, where, type Issue } from "../src/model/verdict";
 
 const ISSUE: Issue = {
   issue_type: "EXPLODING",
@@ -28,6 +28,12 @@ test("the fix is that of the worst problem; a healed one and a note need none", 
 
 test("the words of the report begin with a capital letter", () => {
   assert.deepEqual(["healthy", "1 problem", ""].map(sentence), ["Healthy", "1 problem", ""]);
+});
+
+test("what was not read before the first step is said", () => {
+  assert.equal(since(ISSUE), "since step 1 240");
+  assert.equal(since({ ...ISSUE, before: 1 }), "since step 1 240, or up to 1 step before");
+  assert.equal(since({ ...ISSUE, before: 22 }), "since step 1 240, or up to 22 steps before");
 });
 
 test("several layers are counted, not listed", () => {

@@ -18,6 +18,8 @@ export interface Issue {
   /** Type, layer and step of the issue whose consequence this one is. */
   readonly explained_by?: readonly [IssueType, string, number] | null;
   readonly healed_step: number | null;
+  /** Steps directly before `step` in which it may have held already: none was read. */
+  readonly before?: number;
   /** The step at which it was last written. */
   readonly seen: number;
   readonly state: "open" | "healed" | "ended";
@@ -43,6 +45,12 @@ export function isProblem(issue: Issue): boolean {
 export function issueKey(issue: Issue): string {
   const { issue_type, layer, step, state, healed_step, severity, message, layers } = issue;
   return JSON.stringify([issue_type, layer, step, state, healed_step, severity, message, layers.length]);
+}
+
+/** When it began, in the words of the report. */
+export function since({ step, before = 0 }: Issue): string {
+  const unread = before > 0 ? `, or up to ${formatStep(before)} step${before > 1 ? "s" : ""} before` : "";
+  return `since step ${formatStep(step)}${unread}`;
 }
 
 export function where(issue: Issue): string {

@@ -2,7 +2,7 @@
 import { el, FILLING, keepChildren, setText } from "../dom";
 import { formatStep } from "../model/format";
 import { endOf, inOrder, layOut, neighbour, type Bar } from "../model/strip";
-import { issueKey, where, type Issue } from "../model/verdict";
+import { issueKey, since, where, type Issue } from "../model/verdict";
 
 const [LANE, MOST_LANES, LEAST_SHARE] = [26, 2, 0.14];
 
@@ -118,7 +118,7 @@ export class StripView {
     const until = issue.healed_step === null ? "" : `, healed at ${formatStep(issue.healed_step)}`;
     const ended = issue.state === "ended" ? `, last seen at ${formatStep(endOf(issue, this.#ends[1]))}` : "";
     const text = `${issue.issue_type} ${where(issue)}`;
-    const label = `${issue.severity} ${text} since step ${formatStep(issue.step)}${until}${ended}`;
+    const label = `${issue.severity} ${text} ${since(issue)}${until}${ended}`;
     const past = issue.state === "open" ? "" : "past";
     const button = el("button", {
       class: `sev-${issue.severity} ${past}`,

@@ -6,7 +6,17 @@ import { groupIssues, type Group } from "../model/groups";
 import { sparkline } from "../model/health";
 import { finiteRow, lastReading, type Series } from "../model/series";
 import { saidOf, type Places } from "../model/architecture";
-import { fixOf, isProblem, issueKey, sentence, where, whereIn, type Issue, type Verdict } from "../model/verdict";
+import {
+  fixOf,
+  isProblem,
+  issueKey,
+  sentence,
+  since,
+  where,
+  whereIn,
+  type Issue,
+  type Verdict,
+} from "../model/verdict";
 
 const MARKS = { good: "\u2713", warn: "!", bad: "!", none: "\u2026" } as const;
 const [OPEN_CARDS, MOST_LISTED, SPARK_WIDTH, SPARK_HEIGHT] = [3, 40, 170, 40];
@@ -192,9 +202,9 @@ export class VerdictView {
   }
 
   #item(issue: Issue, place: string): HTMLElement {
-    const since =
+    const when =
       issue.healed_step === null
-        ? `since step ${formatStep(issue.step)}${issue.state === "ended" ? ", in an earlier session" : ""}`
+        ? `${since(issue)}${issue.state === "ended" ? ", in an earlier session" : ""}`
         : `step ${formatStep(issue.step)} \u2013 ${formatStep(issue.healed_step)}, healed`;
     const button = el(
       "button",
@@ -212,7 +222,7 @@ export class VerdictView {
         { class: "top" },
         el("span", { class: `badge sev-${issue.severity}`, text: issue.issue_type, title: issue.severity }),
         el("span", { class: "layer mono", text: place, title: issue.layers.slice(0, MOST_LISTED).join("\n") }),
-        el("span", { class: "since", text: since }),
+        el("span", { class: "since", text: when }),
       ),
       el("span", { class: "message", text: issue.message, title: issue.message }),
       el("span", { class: "now", attrs: { "data-part": "now" } }),
