@@ -54,7 +54,9 @@ def pytest_addoption(parser):
     """Add what verdicts are tested with beyond one machine: see ``tests/perturb.py``."""
     group = parser.getgroup("verdicts")
     group.addoption("--perturb", default="", help="arithmetic of another machine: products,inputs,seed=3,threads=2")
-    group.addoption("--one-seed", action="store_true", help="of the tests that differ in their seed alone, run the first")
+    group.addoption(
+        "--one-seed", action="store_true", help="of the tests that differ in their seed alone, run the first"
+    )
     group.addoption("--margins", type=float, help="move every threshold by this share and print which verdicts change")
 
 
@@ -75,7 +77,11 @@ _PLACES = {Path(__file__).parent / name: place for place, name in enumerate(LONG
 def _beside_the_seed(item):
     """Return what tells a test from those that differ in their seed alone."""
     params = item.callspec.params if hasattr(item, "callspec") else {}
-    return item.path, item.originalname, *sorted((name, repr(value)) for name, value in params.items() if name != "seed")
+    return (
+        item.path,
+        item.originalname,
+        *sorted((name, repr(value)) for name, value in params.items() if name != "seed"),
+    )
 
 
 def pytest_collection_modifyitems(config, items):
