@@ -131,20 +131,17 @@ def _follows(factor: Floats, likely: Floats, target: npt.NDArray[np.intp], towar
 def _binary(said: Floats, pull: Floats) -> tuple[Kind, Floats, Floats] | None:
     """Each entry is pulled to one side by its distance from there, with one factor for each side."""
     here, up = pull != 0, pull < 0
-    for chance, slope in ((_chance(said), 1.0), (said, 0.0)):
-        if not ((chance >= 0) & (chance <= 1)).all():
+    for chance, other, slope in ((_chance(said), _chance(-said), 1.0), (said, 1.0 - said, 0.0)):
+        if not ((chance >= 0) & (chance <= 1)).all() or median(np.abs(said[here])) >= FAR:
             continue
         # Of probabilities themselves the gradient is greater by what a logit moves them.
-        distance = np.where(up, 1.0 - chance, chance) / (1.0 if slope else np.maximum(chance * (1.0 - chance), 1e-12))
+        distance = np.where(up, other, chance) / (1.0 if slope else np.maximum(chance * other, 1e-12))
         factor = np.abs(pull) / np.maximum(distance, TINY)
         both, spread = factor[here], distance[here]
         varied = median(np.abs(spread - median(spread))) > 5 * CLOSE * median(spread)
         sides = [factor[here & side] for side in (up, ~up)]
         if (varied and all(_equal(side) for side in sides)) or (
-            all(side.size for side in sides)
-            and _equal(both)
-            and abs(median(chance[here]) - 0.5) > CLOSE
-            and median(np.abs(said[here])) < FAR
+            all(side.size for side in sides) and _equal(both) and abs(median(chance[here]) - 0.5) > CLOSE
         ):
             return "binary", chance, up.astype(np.float64)
     return None
