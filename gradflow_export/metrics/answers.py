@@ -75,7 +75,7 @@ def _alone(pull: Floats) -> bool:
 
 def _likely(scores: Floats) -> Floats:
     """Return the probabilities of classes. Shape: that of ``scores``."""
-    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    powers: Floats = np.exp(scores - scores.max(axis=1, keepdims=True))
     powers /= powers.sum(axis=1, keepdims=True)
     return powers
 
