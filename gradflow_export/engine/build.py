@@ -45,6 +45,7 @@ from gradflow_export.instruments.blocks import BlockInstrument
 from gradflow_export.instruments.copies import Copies
 from gradflow_export.instruments.discrete.declared_grids import Grids
 from gradflow_export.instruments.discrete.nodes import Pairs
+from gradflow_export.instruments.games import Game
 from gradflow_export.instruments.gradients.clipping import ClippingInstrument
 from gradflow_export.instruments.gradients.parameters import GradientInstrument
 from gradflow_export.instruments.hand_updates import HandUpdates
@@ -189,7 +190,11 @@ def _follow_optimizers(
 ) -> OptimizerSteps:
     """Return what calls the loop around the steps of the model's optimizers, and reports those of others."""
     armed, loss = loop.instruments.armed, loop.instruments.loss
-    noticing = [loop.lonely.noticed, *(each.noticed for each in armed if overrides(each, "noticed"))]
+    noticing = [
+        loop.lonely.noticed,
+        Game(model, loss.roots).stepped,
+        *(each.noticed for each in armed if overrides(each, "noticed")),
+    ]
 
     def foreign(stranger: Optimizer) -> None:
         # That of a model in another thread: while it steps, this model's gradients may be written and freed.

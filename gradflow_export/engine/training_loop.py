@@ -108,7 +108,8 @@ class TrainingLoop:
 
     def before(self, step: OptimizerStep) -> None:
         """Read gradients as the optimizer will use them, and weights when they are due."""
-        self.lonely.over, self.instruments.loss.scale = True, step.loss_scale
+        self.lonely.over = self.instruments.loss.roots.used = True
+        self.instruments.loss.scale = step.loss_scale
         if self.hand.on:
             self.hand.on = False
             self._used.take_back(self)
@@ -128,8 +129,7 @@ class TrainingLoop:
 
     def after(self, step: OptimizerStep) -> None:
         """Read the updates, pack everything, and hand the step over when it is complete."""
-        several = self._players.several(step)
-        if several and self._players.pass_by(step):
+        if (several := self._players.several(step)) and self._players.pass_by(step):
             return
         rates = _learning_rates(step.optimizer) if self._recorded else []
         if self._recorded:

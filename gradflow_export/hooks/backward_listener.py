@@ -174,6 +174,9 @@ class Roots:
 
     Attributes:
         thread: That of the model's latest pass, 0 before the first.
+        on_turn: Called with what each pass of the process begins at and whether it is the model's, ``None`` for nobody.
+        used: Whether an optimizer of the model has stepped since its latest pass.
+        game: Whether the model is known to be one player of several.
     """
 
     def __init__(
@@ -188,6 +191,8 @@ class Roots:
         self.see, self.over = guard(self._called), over
         self._checks = self._until = self.thread = 0
         self._alone = True
+        self.on_turn: Callable[..., None] | None = None
+        self.used = self.game = False
         self._strangers = _Strangers()
         self._blind = self._told = 0
         self._listening = contextlib.ExitStack()
@@ -211,9 +216,12 @@ class Roots:
         self._listening.close()
 
     def drain(self) -> Drained:
-        """Give out how many scalars in a row led to no parameter, where these are more than were reported."""
+        """Give out how many scalars in a row led to no parameter, where these are new, and whether the model plays."""
         more, self._told = self._blind > self._told, self._blind
-        return [Clue("wiring.blind_passes", (RUN_SITE,), np.array([float(self._blind)]))] if more else []
+        out: Drained = [Clue("wiring.blind_passes", (RUN_SITE,), np.array([float(self._blind)]))] if more else []
+        if self.game:
+            out.append(Clue("wiring.game", (RUN_SITE,), np.ones(1)))
+        return out
 
     def _called(self, tensors: Any, gradients: Any) -> None:
         if isinstance(tensors, Tensor):
@@ -231,6 +239,8 @@ class Roots:
                     if scalar:
                         roots.append((root, given))
         self._blind = 0 if mine else self._blind + scalars
+        if self.on_turn is not None:
+            self.on_turn(tensors, mine=mine)
         if mine:
             self._on_pass(roots)
 

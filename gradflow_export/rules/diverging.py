@@ -82,7 +82,7 @@ class Diverging(Rule):
     Above ``factor`` times the first losses it is more if it is ``worse`` times that of the best constant prediction,
     which data cannot explain. If that is not known, the targets may have grown, as with a value function, and the
     updates must be large relative to the weights (``large``), or the loss ``far`` times its initial values. Losses of
-    several optimizers in turn, and losses that go below 0, are not comparable and not judged.
+    several optimizers in turn, of a player of a game, and those that go below 0, are not comparable and not judged.
 
     A rise that came with a learning rate of several times all earlier ones is LEARNING_RATE.
 
@@ -151,12 +151,13 @@ class Diverging(Rule):
         "loss.known",
         "loss.supervised",
         "update.ratio",
+        "wiring.game",
         *_WATCHED,
     )
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the last losses against the lowest and the first."""
-        if record.get("optimizer.loss") is not None:
+        if record.get("optimizer.loss") is not None or history.run("wiring.game").last > 0:
             return ()
         return self._risen(history) or self._apart(history) or self._flat(record, history)
 

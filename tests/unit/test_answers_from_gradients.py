@@ -115,6 +115,36 @@ def test_other_losses_are_not_taken_for_a_cross_entropy(name: str, spread: float
     assert read is None
 
 
+@pytest.mark.parametrize("classes", [1, 2, 4, 10])
+@pytest.mark.parametrize("spread", [2.0, 40.0, 3000.0])
+@pytest.mark.parametrize("favourite", [0.0, 2.0, 20.0])
+def test_a_missing_sign_tells_no_targets(classes: int, spread: float, favourite: float) -> None:
+    """Driven from its target an answer looks drawn to its likeliest other class, which no sample was of."""
+    torch.manual_seed(0)
+    y = torch.randint(max(classes, 2), (64,))
+    named = functional.one_hot(y, max(classes, 2)).float()[:, :classes]
+    z = spread * (torch.randn(64, classes) + favourite * (classes > 1) * torch.eye(classes)[-1] - 3 * named)
+    loss = functional.binary_cross_entropy_with_logits if classes == 1 else functional.cross_entropy
+    wanted = named if classes == 1 else y
+    assert _read(z, lambda answers, _: -loss(answers, wanted), y) is None
+
+
+@pytest.mark.parametrize("classes", [1, 2, 4])
+def test_those_that_are_left_are_no_sample_of_all(classes: int) -> None:
+    """Answers that are sure and right have no gradient; of the others alone no statement on all targets is made."""
+    torch.manual_seed(0)
+    y = torch.randint(max(classes, 2), (64,))
+    named = functional.one_hot(y, max(classes, 2)).float()[:, -classes:]
+    z = torch.where((y == 0)[:, None], 60.0 * (named - (classes == 1) * (1 - named)) * 2, torch.randn(64, classes))
+    loss = functional.binary_cross_entropy_with_logits if classes == 1 else functional.cross_entropy
+    wanted = named if classes == 1 else y
+    assert _read(z, lambda answers, _: loss(answers, wanted), y) is None
+    masked = _read(z, lambda answers, _: loss(answers[y > 0], wanted[y > 0]), y)
+    assert masked is None, "a mask over sure answers looks the same"
+    unsure = _read(0.01 * z, lambda answers, _: loss(answers[y > 0], wanted[y > 0]), y)
+    assert classes == 1 or unsure is not None
+
+
 @pytest.mark.parametrize("written", ["library", "focal", "clamped"])
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_loss_written_out_tells_as_much_as_the_library(written: str, kept: bool) -> None:
