@@ -152,18 +152,19 @@ class Reports(Recording):
     def summary(self) -> dict[str, Any]:
         """Return verdict, step counts, headline statistics and issues; JSON-ready, NaN and Inf as strings.
 
-        ``lost`` counts the lost steps by reason; ``skipped`` those skipped by ``every``, a budget or :meth:`pause`;
-        ``waiting`` those that are not written yet; ``waited`` is how long training waited for the worker, in seconds.
+        ``lost`` counts the lost steps by reason; ``skipped`` those skipped by ``every``, a budget or :meth:`pause`, and
+        after a resume those of ``earlier`` sessions, whose reason is not stored; ``waiting`` those that are not written
+        yet; ``waited`` is how long training waited for the worker, in seconds.
         """
         self._catch_up()
         worker, pace = self._worker, None if self._loop is None else self._loop.pace
-        out: dict[str, Any] = worker.read_summary(lambda summary: summary.as_dict())
+        out, passed = worker.read_summary(lambda summary: (summary.as_dict(), summary.passed))
         return {
             "logdir": str(self.logdir), **out,
             "loss_seen": worker.read_summary(lambda summary: "loss" in summary.headline),
             "dropped": sum(worker.lost_steps.dropped.values()),
             "waiting": worker.backlog.taken - worker.backlog.done,
-            "skipped": {} if pace is None else dict(pace.skipped),
+            "skipped": {} if pace is None else pace.skipped | ({"earlier": passed} if passed else {}),
             "waited": {"seconds": worker.backlog.waited, "steps": worker.backlog.delayed},
             "late_requests": 0 if pace is None else pace.late,
             "set_aside": sorted([*self._guard.failures, *worker.outlets.failed]),
