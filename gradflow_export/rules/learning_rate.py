@@ -134,7 +134,7 @@ class LearningRate(Rule):
         Steps become small where units have died of them. Of clipping, steps in a row may not have been read.
         """
         if issue.cause == "too small":
-            return self._nothing_left(history) > 0
+            return _nothing_left(history, self.decayed, self.nothing) > 0
         loss, rate = history.run("loss"), history.run("learning_rate")
         if issue.cause != "too large" or not rate.count or rate.last < 0.5 * rate.high:
             return False
@@ -177,7 +177,7 @@ class LearningRate(Rule):
         agree = self._agreement(record, history, ratio, first, now)
         why = f"and gradients of different steps agree (mean cosine {number(agree)})" if agree else ""
         why = why or (self._too_many(history, first, now) if ratio < self.timid else "")
-        clipped = self._nothing_left(history)
+        clipped = _nothing_left(history, self.decayed, self.nothing)
         if record.step < clipped + AGAIN:  # in each of these steps
             why, agree, since = "because clipping reduces the gradients to next to nothing", 1.0, clipped
         message = (
@@ -190,12 +190,6 @@ class LearningRate(Rule):
             self._longer(record, history), "too small", since, agree > 0,
         )  # fmt: skip
         yield from [replace(found, follows_from=(*_FLAT, IssueType.BAD_INIT))] if why else ()
-
-    def _nothing_left(self, history: History) -> int:
-        """Return the first of the last steps whose clipping was read, where it left next to nothing in all, else 0."""
-        clip, whole = history.run("gradient.clip_scale"), history.run("gradient.total_norm").last
-        left = 0.0 < clip.values[-AGAIN:].max(initial=0.0) < self.decayed and whole * clip.last < self.nothing
-        return int(clip.steps[-AGAIN]) if left and clip.count >= AGAIN else 0
 
     def _too_many(self, history: History, first: float, now: float) -> str:
         """Return how many steps a tenth less loss would take where these are far too many, else nothing."""
@@ -280,6 +274,19 @@ class LearningRate(Rule):
             since,
             True,
         )
+
+
+def _nothing_left(history: History, share: float, norm: float) -> int:
+    """Return the first of the last steps whose clipping was read, where it left next to nothing in all, else 0.
+
+    Args:
+        history: Of the gradients before clipping.
+        share: Of them that counts as nothing.
+        norm: The greatest that does.
+    """
+    clip, whole = history.run("gradient.clip_scale"), history.run("gradient.total_norm").last
+    left = 0.0 < clip.values[-AGAIN:].max(initial=0.0) < share and whole * clip.last < norm
+    return int(clip.steps[-AGAIN]) if left and clip.count >= AGAIN else 0
 
 
 def _of_now(loss: RunSeries, since: float) -> float:
