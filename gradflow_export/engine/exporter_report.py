@@ -20,6 +20,7 @@ from gradflow_export.engine.worker import Worker
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.extensions import active
 from gradflow_export.hooks.block_tree import BlockTree
+from gradflow_export.records.lost import INTERRUPTED
 from gradflow_export.records.step_record import Issue, IssueType, Note, RunInfo, Severity, StepRecord
 from gradflow_export.report.card import card
 from gradflow_export.report.summary import write_json
@@ -49,11 +50,15 @@ def say_unwatched(wanted: bool) -> None:
 def ending(step: int) -> str:
     """Return which exception ends a run, and at which step; empty if none does, or one that only asks to stop.
 
-    It is under way where ``with`` or ``finally`` closes, and was reported before a program that it ended closes.
+    It is under way where ``with`` or ``finally`` closes, and was reported before a program that it ended closes; a
+    ``SystemExit`` never is.
     """
     last = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # a notebook goes on after one
     error = sys.exc_info()[1] or last
-    if not isinstance(error, Exception) or isinstance(error, (StopIteration, StopAsyncIteration)):
+    if isinstance(error, KeyboardInterrupt):
+        return f"{INTERRUPTED} at step {step}"
+    early = isinstance(error, SystemExit) and bool(error.code)  # else it is how a program ends
+    if not (early or isinstance(error, Exception)) or isinstance(error, (StopIteration, StopAsyncIteration)):
         return ""
     text = ""
     with contextlib.suppress(Exception):  # its text is written by anyone
