@@ -240,7 +240,7 @@ def _taken_down(record: StepRecord, links: Chain) -> Floats:
     """
     sizes = reading_of(record, "block.output_rms").as_dict()
     logs = np.log(np.clip([sizes.get(site) or 1.0 for site in links.sites], 1.0, np.finfo(np.float32).max))
-    return np.maximum(logs[:-1] - logs[1:], 0.0)
+    return np.asarray(np.maximum(logs[:-1] - logs[1:], 0.0), dtype=np.float64)
 
 
 def _between(sites: tuple[str, ...], first: str, last: str) -> str:
