@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gradflow_export import extensions
-from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, nearest
+from gradflow_export.errors import ArgumentError, ArgumentTypeError, StorageError, check_flag, nearest
 from gradflow_export.hooks.compiled_calls import INSIDE, Inside
 from gradflow_export.records.ignored import Ignored, ignored
 from gradflow_export.schedule import DENSE_STEPS, INTERVALS, PREFLIGHT_STEPS, Schedule
@@ -147,8 +147,7 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
                 f"unknown setting {key!r}{nearest(key, names | (_BESIDE if key in given else {SECTION}))}"
             )
     for key in ("enabled", "alerts_enabled", "rerun_nonfinite", "synchronous"):
-        if not isinstance(values.get(key, True), bool):
-            raise ArgumentTypeError(f"{key} must be true or false, got {values[key]!r}; leave it out for the default.")
+        check_flag(key, values.get(key, True))
     intervals = values.get("intervals", {})
     if not isinstance(intervals, Mapping):
         raise ArgumentTypeError(

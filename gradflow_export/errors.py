@@ -48,3 +48,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return f"; did you mean {close[0]!r}?"
     more = f" and {len(words) - _LISTED} more" if len(words) > _LISTED else ""
     return f"; known are: {', '.join(words[:_LISTED])}{more}"
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise unless this is ``True`` or ``False``."""
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(f"{name} must be true or false, got {value!r}; leave it out for the default.")

@@ -26,7 +26,7 @@ from gradflow_export.engine.outlets import make_outlets
 from gradflow_export.engine.training_loop import TrainingLoop
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.engine.worker import Worker
-from gradflow_export.errors import ArgumentError
+from gradflow_export.errors import ArgumentError, check_flag
 from gradflow_export.hooks.compiled_calls import Inside
 from gradflow_export.hooks.discover import unwrap
 from gradflow_export.hooks.readings import Drained
@@ -144,6 +144,7 @@ class Exporter(Reports):
         check_start(start_step)
         check_logdir(logdir)
         check_on_issue(on_issue)
+        check_flag("strict", strict)
         given = {
             "every": every, "profile": profile, "intervals": intervals, "enabled": enabled,
             "alerts_enabled": alerts_enabled, "rerun_nonfinite": rerun_nonfinite,
@@ -152,8 +153,7 @@ class Exporter(Reports):
         if budget != "auto":
             given["budget"] = budget
         self.settings = make_settings(config, given)
-        inner = unwrap(model)
-        self._model = weakref.ref(inner)
+        self._model = weakref.ref(inner := unwrap(model))
         self._compiled = is_compiled(model)
         self._guard = Guard(strict=strict)
         self._start_step = start_step

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from gradflow_export.errors import ArgumentError, ArgumentTypeError, nearest
+from gradflow_export.errors import ArgumentError, ArgumentTypeError, check_flag, nearest
 from gradflow_export.hooks.discover import check_blocks
 from gradflow_export.hooks.gradient_hooks import GradientStore
 from gradflow_export.hooks.module_calls import ModuleCalls, output_tensor
@@ -62,6 +62,7 @@ class GradientGainMonitor:
         eps: float = EPS,
     ) -> None:
         modules = _as_modules(blocks)
+        check_flag("strict_single_backward", strict_single_backward)
         if norm_type not in NORM_TYPES:
             raise ArgumentError(f"unknown norm_type {norm_type!r}{nearest(str(norm_type), NORM_TYPES)}")
         if not (isinstance(eps, (int, float)) and 0 < eps < math.inf):

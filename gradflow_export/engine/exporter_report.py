@@ -20,6 +20,7 @@ from gradflow_export.engine.worker import Worker
 from gradflow_export.errors import ArgumentError, ArgumentTypeError
 from gradflow_export.extensions import active
 from gradflow_export.hooks.block_tree import BlockTree
+from gradflow_export.records.lost import INTERRUPTED
 from gradflow_export.records.step_record import Issue, IssueType, Note, RunInfo, Severity, StepRecord
 from gradflow_export.report.card import card
 from gradflow_export.report.summary import write_json
@@ -49,11 +50,15 @@ def say_unwatched(wanted: bool) -> None:
 def ending(step: int) -> str:
     """Return which exception ends a run, and at which step; empty if none does, or one that only asks to stop.
 
-    It is under way where ``with`` or ``finally`` closes, and was reported before a program that it ended closes.
+    It is under way where ``with`` or ``finally`` closes, and was reported before a program that it ended closes; a
+    ``SystemExit`` never is.
     """
     last = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # a notebook goes on after one
     error = sys.exc_info()[1] or last
-    if not isinstance(error, Exception) or isinstance(error, (StopIteration, StopAsyncIteration)):
+    if isinstance(error, KeyboardInterrupt):
+        return f"{INTERRUPTED} at step {step}"
+    early = isinstance(error, SystemExit) and bool(error.code)  # else it is how a program ends
+    if not (early or isinstance(error, Exception)) or isinstance(error, (StopIteration, StopAsyncIteration)):
         return ""
     text = ""
     with contextlib.suppress(Exception):  # its text is written by anyone
@@ -152,18 +157,19 @@ class Reports(Recording):
     def summary(self) -> dict[str, Any]:
         """Return verdict, step counts, headline statistics and issues; JSON-ready, NaN and Inf as strings.
 
-        ``lost`` counts the lost steps by reason; ``skipped`` those skipped by ``every``, a budget or :meth:`pause`;
-        ``waiting`` those that are not written yet; ``waited`` is how long training waited for the worker, in seconds.
+        ``lost`` counts the lost steps by reason; ``skipped`` those skipped by ``every``, a budget or :meth:`pause`, and
+        after a resume those of ``earlier`` sessions, whose reason is not stored; ``waiting`` those that are not written
+        yet; ``waited`` is how long training waited for the worker, in seconds.
         """
         self._catch_up()
         worker, pace = self._worker, None if self._loop is None else self._loop.pace
-        out: dict[str, Any] = worker.read_summary(lambda summary: summary.as_dict())
+        out, passed = worker.read_summary(lambda summary: (summary.as_dict(), summary.passed))
         return {
             "logdir": str(self.logdir), **out,
             "loss_seen": worker.read_summary(lambda summary: "loss" in summary.headline),
             "dropped": sum(worker.lost_steps.dropped.values()),
             "waiting": worker.backlog.taken - worker.backlog.done,
-            "skipped": {} if pace is None else dict(pace.skipped),
+            "skipped": {} if pace is None else pace.skipped | ({"earlier": passed} if passed else {}),
             "waited": {"seconds": worker.backlog.waited, "steps": worker.backlog.delayed},
             "late_requests": 0 if pace is None else pace.late,
             "set_aside": sorted([*self._guard.failures, *worker.outlets.failed]),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from gradflow_export.records.step_record import Gap, StepRecord
 
 DROPPED = "runtime.dropped"
+INTERRUPTED = "interrupted"
 DISABLED = "disabled"
 """Kind of the notes on what an error ended: an instrument, a rule, an analysis."""
 
@@ -21,7 +22,7 @@ class LostSteps:
         dropped: Steps of which there is no record, by reason.
         unwritten: Records that a writer did not take, by the writer's name.
         after: The last step in the files of a run that was not closed, of which nobody knows what came then.
-        error: The exception that ended the run, with its step, such as ``"at step 3 (ValueError)"``.
+        error: What ended the run, such as ``"at step 3 (ValueError)"`` for an exception, ``"interrupted at step 3"``.
         damaged: Parts of the files that could not be read, of which nobody knows what they held.
         disabled: What read or judged until an error of its own ended it, with the step.
     """
@@ -60,7 +61,8 @@ class LostSteps:
         if self.damaged:
             parts.append(f"{self.damaged} part{'s' * (self.damaged > 1)} of the files could not be read (damaged)")
         parts += [] if self.after is None else [f"not closed: steps after {self.after} are unknown"]
-        parts += [f"ended by an exception {self.error}"] if self.error else []
+        how = "" if self.error.startswith(INTERRUPTED) else "ended by an exception "
+        parts += [how + self.error] if self.error else []
         return "; ".join(parts)
 
 

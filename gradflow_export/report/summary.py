@@ -54,6 +54,7 @@ class RunSummary:
         resumed: First steps of the sessions after the first, rising.
         earlier: What earlier sessions of the run left open, if their records are not here.
         left_out: Healed issues that are remembered no more.
+        passed: Steps of earlier sessions of which there is no record and none was lost; why is not stored.
         headline: Statistics of each headline metric that was recorded.
         read: The last step at which each of them was.
         flow: How the gradient flows through the model.
@@ -63,7 +64,7 @@ class RunSummary:
 
     def __init__(self, info: RunInfo | None = None) -> None:
         self.info = info
-        self.course, self.first, self.left_out = Course(), 0, 0
+        self.course, self.first, self.left_out, self.passed = Course(), 0, 0, 0
         self.resumed: tuple[int, ...] = ()
         self.earlier: tuple[Issue, ...] = ()
         self.spacing = 1.0
@@ -82,10 +83,17 @@ class RunSummary:
         self._elapsed = self._own = 0.0
         self._trained: tuple[int, int] | None = None
 
-    def recall(self, before: Earlier) -> None:
-        """Take in what earlier sessions left, and what lies between them and this one; before the first record."""
+    def recall(self, before: Earlier, done: int) -> None:
+        """Take in what earlier sessions left, and what lies between them and this one; before the first record.
+
+        Args:
+            before: What they left.
+            done: Steps that were completed before this session.
+        """
         self.earlier = tuple(issue for issue, _ in before.issues)
         self._begun, self.course.before, self._missing = before.first, before.records, sum(g.steps for g in before.gaps)
+        if before.records:
+            self.passed = max(done + 1 - before.first - before.records - self._missing, 0)
         for step, loss in before.losses:
             self.course.ends.add(loss, step)
             self.trace.add(step, loss)

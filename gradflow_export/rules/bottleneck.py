@@ -13,7 +13,7 @@ from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.attention import stacks
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import only, reading_of
+from gradflow_export.rules.evidence import Floats, only, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import margin
 from gradflow_export.rules.signals import Chain, chains, inside, outlying, owner, solved, stuck
@@ -27,7 +27,8 @@ class Bottleneck(Rule):
     it, layers that feed the loss directly, and branches whose output is added to others (such as an adapter that starts
     at 0) are not judged. If a layer's own weights pass enough gradient, an averaging or product between it and the
     previous layer is not attributed to it. If a module in the block is dead or saturated, that issue is reported
-    instead.
+    instead. A block that takes large values down towards 1, as a normalization does, takes the gradient down as far:
+    only what is missing beyond that counts.
 
     Source: leave-one-out robust outlier on log gains.
 
@@ -71,10 +72,11 @@ class Bottleneck(Rule):
         if links.ends:
             places = places[places < len(links.sites) - 2]  # what an output is multiplied by is the scale of the loss
         gains = links.log_gains[places]
-        flags = outlying(gains, math.log(self.factor), self.deviations)
+        own = gains + _taken_down(record, links)[places]
+        flags = outlying(own, math.log(self.factor), self.deviations)
         if len(gains) < 3:
             # Of two transitions, either may be the odd one: only a gain that damps by itself is at fault.
-            flags &= gains < -math.log(self.factor)
+            flags &= own < -math.log(self.factor)
         for index in np.flatnonzero(flags):
             block, others = links.sites[places[index] + 1], np.delete(gains, index)
             if _ill_inside(record, block):
@@ -213,15 +215,6 @@ class TokenBottleneck(Rule):
             for index in np.flatnonzero((after[0, :-1] >= self.healthy) & (before[2, 1:] < self.residual)):
                 block = _between(reading_of(record, "block.gradient_norm").sites, sites[index], sites[index + 1])
                 left, came = float(after[1, index]), float(before[1, index + 1])
-                message = (
-                    f"the deviation of the tokens of a sequence from their mean is {number(left)} of their norm "
-                    f"after {sites[index]} and {number(came)} before {sites[index + 1]}: {block} makes them the "
-                    "same."
-                )
-                advice = (
-                    f"add a skip connection around {block} (x + block(x)), or pool only after the last block that "
-                    "needs individual tokens."
-                )
                 found.append(
                     Finding(
                         IssueType.BOTTLENECK,
@@ -229,12 +222,25 @@ class TokenBottleneck(Rule):
                         (block,),
                         came,
                         self.residual,
-                        message,
-                        advice,
+                        f"the deviation of the tokens of a sequence from their mean is {number(left)} of their norm "
+                        f"after {sites[index]} and {number(came)} before {sites[index + 1]}: {block} makes them the "
+                        "same.",
+                        f"add a skip connection around {block} (x + block(x)), or pool only after the last block that "
+                        "needs individual tokens.",
                         cause="tokens",
                     )
                 )
         return tuple(found)
+
+
+def _taken_down(record: StepRecord, links: Chain) -> Floats:
+    """Return by how much each block but the first takes large values down towards 1, as a logarithm, 0 at least.
+
+    What divides the values divides the gradient too: a normalization passes on as little as what enters it is large.
+    """
+    sizes = reading_of(record, "block.output_rms").as_dict()
+    logs = np.log(np.clip([sizes.get(site) or 1.0 for site in links.sites], 1.0, np.finfo(np.float32).max))
+    return np.asarray(np.maximum(logs[:-1] - logs[1:], 0.0), dtype=np.float64)
 
 
 def _between(sites: tuple[str, ...], first: str, last: str) -> str:

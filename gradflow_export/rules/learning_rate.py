@@ -129,10 +129,12 @@ class LearningRate(Rule):
         return found[:1]
 
     def lasts(self, issue: Issue, history: History) -> bool:
-        """Return whether a rate that was too large is as it was, and the loss no better than at first.
+        """Return whether a rate that was too large is as it was, and the loss no better than at first; or clipping is.
 
-        Steps become small where units have died of them.
+        Steps become small where units have died of them. Of clipping, steps in a row may not have been read.
         """
+        if issue.cause == "too small":
+            return _nothing_left(history, self.decayed, self.nothing) > 0
         loss, rate = history.run("loss"), history.run("learning_rate")
         if issue.cause != "too large" or not rate.count or rate.last < 0.5 * rate.high:
             return False
@@ -175,11 +177,9 @@ class LearningRate(Rule):
         agree = self._agreement(record, history, ratio, first, now)
         why = f"and gradients of different steps agree (mean cosine {number(agree)})" if agree else ""
         why = why or (self._too_many(history, first, now) if ratio < self.timid else "")
-        clip, whole = history.run("gradient.clip_scale"), history.run("gradient.total_norm").last
-        left, steps = clip.values[-AGAIN:].max(initial=0.0), clip.steps[-AGAIN:]
-        close = len(steps) == AGAIN and record.step == steps[-1] < steps[0] + AGAIN
-        if close and 0.0 < left < self.decayed and whole * clip.last < self.nothing:
-            why, agree, since = "because clipping reduces the gradients to next to nothing", 1.0, int(steps[0])
+        clipped = _nothing_left(history, self.decayed, self.nothing)
+        if record.step < clipped + AGAIN:  # in each of these steps
+            why, agree, since = "because clipping reduces the gradients to next to nothing", 1.0, clipped
         message = (
             f"a step changes the weights by {number(100 * ratio)} % of their norm, {why}; after {history.seen} steps "
             f"the loss went from {number(first)} to {number(now)}."
@@ -262,18 +262,31 @@ class LearningRate(Rule):
         falls = now < 0.9 * median(losses[(at >= since) & (at <= since + rest / 3)])
         if falls or (rest < since - history.begun and (now < 0.5 * first or not self._cut_short(history))):
             return
-        message = (
-            f"the learning rate fell from {number(rate.high)} to {number(rate.last)} by step {since} and has stayed "
-            f"there for {rest} steps, while the loss is still {number(now)} (initially {number(first)})."
-        )
-        advice = (
-            "call scheduler.step() once per epoch if its arguments count epochs, or pass the number of steps: "
-            "CosineAnnealingLR(optimizer, T_max=epochs * len(loader)); ReduceLROnPlateau needs mode='min' for a "
-            "loss."
-        )
         yield _rate_finding(
-            Severity.MEDIUM, rate.last, rate.high * self.decayed, message, advice, "decayed", since, True
+            Severity.MEDIUM,
+            rate.last,
+            rate.high * self.decayed,
+            f"the learning rate fell from {number(rate.high)} to {number(rate.last)} by step {since} and has stayed "
+            f"there for {rest} steps, while the loss is still {number(now)} (initially {number(first)}).",
+            "call scheduler.step() once per epoch if its arguments count epochs, or pass the number of steps: "
+            "CosineAnnealingLR(optimizer, T_max=epochs * len(loader)); ReduceLROnPlateau needs mode='min' for a loss.",
+            "decayed",
+            since,
+            True,
         )
+
+
+def _nothing_left(history: History, share: float, norm: float) -> int:
+    """Return the first of the last steps whose clipping was read, where it left next to nothing in all, else 0.
+
+    Args:
+        history: Of the gradients before clipping.
+        share: Of them that counts as nothing.
+        norm: The greatest that does.
+    """
+    clip, whole = history.run("gradient.clip_scale"), history.run("gradient.total_norm").last
+    left = 0.0 < clip.values[-AGAIN:].max(initial=0.0) < share and whole * clip.last < norm
+    return int(clip.steps[-AGAIN]) if left and clip.count >= AGAIN else 0
 
 
 def _of_now(loss: RunSeries, since: float) -> float:
@@ -315,14 +328,6 @@ class UnevenSteps(Rule):
         if still.mean() < self.part:
             return ()
         layers, worst = tuple(ratios.sites[index] for index in np.flatnonzero(still)), float(most[still].max())
-        message = (
-            f"a step changes {some(layers)} by at most {number(100 * worst)} % of their norm, and other layers by "
-            f"{number(100 * float(most.max()))} %: after {history.seen} steps they still have their initial weights."
-        )
-        advice = (
-            "raise the learning rate of these layers tenfold until the loss falls; if they are a group of their own in "
-            "optimizer.param_groups, use that of the others; if intended, freeze them."
-        )
         return (
             Finding(
                 IssueType.LEARNING_RATE,
@@ -330,8 +335,11 @@ class UnevenSteps(Rule):
                 layers,
                 worst,
                 self.rest / history.seen,
-                message,
-                advice,
+                f"a step changes {some(layers)} by at most {number(100 * worst)} % of their norm, and other layers by "
+                f"{number(100 * float(most.max()))} %: after {history.seen} steps they still have their initial "
+                "weights.",
+                "raise the learning rate of these layers tenfold until the loss falls; if they are a group of their "
+                "own in optimizer.param_groups, use that of the others; if intended, freeze them.",
                 origin="too small",
                 follows_from=(*_FLAT, IssueType.BAD_INIT, IssueType.NOT_TRAINING, IssueType.STAGNATION),
             ),

@@ -265,18 +265,22 @@ class TakenBack(Rule):
         if not layers:
             return ()
         total = int(change.present.sum())
-        message = (
-            f"{len(layers)} of {total} parameters ({some(layers)}) change in optimizer.step() and are back at their "
-            "old values, bit for bit, at the next forward pass."
+        return (
+            Finding(
+                IssueType.STAGNATION,
+                Severity.HIGH if 2 * len(layers) >= total else Severity.MEDIUM,
+                layers,
+                0.0,
+                0.0,
+                f"{len(layers)} of {total} parameters ({some(layers)}) change in optimizer.step() and are back at "
+                "their old values, bit for bit, at the next forward pass.",
+                "find the code that writes to them between step() and the forward pass. If they are quantized, keep "
+                "full-precision weights for the optimizer and quantize a copy in forward (straight-through estimator), "
+                "or raise the learning rate until an update is half a quantization step; if they are meant to stay "
+                "constant, call requires_grad_(False).",
+                origin=TAKEN_BACK,
+            ),
         )
-        advice = (
-            "find the code that writes to them between step() and the forward pass. If they are quantized, keep "
-            "full-precision weights for the optimizer and quantize a copy in forward (straight-through estimator), "
-            "or raise the learning rate until an update is half a quantization step; if they are meant to stay "
-            "constant, call requires_grad_(False)."
-        )
-        severity = Severity.HIGH if 2 * len(layers) >= total else Severity.MEDIUM
-        return (Finding(IssueType.STAGNATION, severity, layers, 0.0, 0.0, message, advice, origin=TAKEN_BACK),)
 
 
 def _at(record: StepRecord, metric: str, sites: tuple[str, ...]) -> FloatArray:

@@ -220,12 +220,11 @@ class FixedSpike(_Fixed):
         if len(last) < 2 or not np.isfinite(last).all() or last[0] <= 0 or not last[1] > self.threshold * last[0]:
             return ()
         factor = float(last[1] / last[0])
-        message = (
-            f"the loss went from {number(float(last[0]))} to {number(float(last[1]))}, {number(factor)} times as much."
-        )
         return (
             Finding(
-                IssueType.LOSS_SPIKE, Severity.MEDIUM, ("",), factor, self.threshold, message,
+                IssueType.LOSS_SPIKE, Severity.MEDIUM, ("",), factor, self.threshold,
+                f"the loss went from {number(float(last[0]))} to {number(float(last[1]))}, {number(factor)} times as "
+                "much.",
                 f"check the batch of step {record.step} for outliers; {_CLIP}",
             ),
         )  # fmt: skip

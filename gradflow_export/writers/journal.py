@@ -143,6 +143,8 @@ class Journal:
             self._failures = MOST_SAID + 1
             self._pump()
         if self._file is not None:
+            if self._file.gone:  # nobody wants a new one for what is over
+                self._went()
             with contextlib.suppress(OSError):  # without an end a reader knows no less than that
                 if not (self.failing or self._file.gone):
                     self._tell(self._file, missing)
@@ -230,12 +232,17 @@ class Journal:
     def _begin_anew(self, file: AppendFile) -> None:
         file.close()
         _log.warning("gradflow: %s was removed; the %s writer begins a new file", file.path, self._writer)
+        self._went()
+        self._file = None
+
+    def _went(self) -> None:
+        """Count what went with a file that was removed."""
         if self._marked is not None:
             self._removed = self._marked.after(self._removed)
         if self._written is not None:
             gap = replace(self._written, reason="the file was removed")
             self._removed, self.lost = gap.after(self._removed), gap.after(self.lost)
-        self._file = self._written = self._marked = None
+        self._written = self._marked = None
 
     def _miss(self, gap: Gap) -> None:
         self._gap, self.lost = gap.after(self._gap), gap.after(self.lost)

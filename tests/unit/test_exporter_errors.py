@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from gradflow_export import Exporter, Issue, IssueType, MemoryWriter, Severity
+from gradflow_export import Exporter, GradientGainMonitor, Issue, IssueType, MemoryWriter, Severity
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, GradflowError, StorageError
+from gradflow_export.writers import WandbWriter
 
 
 def net():
@@ -192,6 +193,21 @@ BAD = {
         lambda: Exporter(net(), enabled="no", backends="memory"),
         ArgumentTypeError,
         ("enabled must be true or false", "'no'"),
+    ),
+    "strict a word": (
+        lambda: Exporter(net(), strict="no", backends="memory"),
+        ArgumentTypeError,
+        ("strict must be true or false", "'no'", "leave it out"),
+    ),
+    "strict_single_backward a number": (
+        lambda: GradientGainMonitor([net()], strict_single_backward=1),
+        ArgumentTypeError,
+        ("strict_single_backward must be true or false", "got 1", "leave it out"),
+    ),
+    "alert_healed a word": (
+        lambda: WandbWriter(alert_healed="yes"),
+        ArgumentTypeError,
+        ("alert_healed must be true or false", "'yes'", "leave it out"),
     ),
     "criterion the model itself": (
         lambda: Exporter(MODEL, backends="memory").watch(nn.DataParallel(MODEL)),
@@ -426,9 +442,13 @@ def test_a_report_is_printed_where_its_letters_cannot_be(monkeypatch, tmp_path):
     assert b"gr\\xf6\\xdfer" in out.buffer.getvalue()
 
 
-@pytest.mark.parametrize("error", [ValueError("bad batch"), KeyboardInterrupt()])
-def test_a_loop_that_an_exception_ends_is_healthy_only_as_far_as_recorded(error, caplog):
-    """The verdict has its step; one who stops the program by hand knows."""
+@pytest.mark.parametrize(("error", "said"), [
+    (ValueError("bad batch"), "ended by an exception at step 4 (ValueError: bad batch)"),
+    (KeyboardInterrupt(), "; interrupted at step 4"), (SystemExit(3), "ended by an exception at step 4 (SystemExit: 3)"),
+    (SystemExit(0), ""), (SystemExit(), ""), (StopIteration(), ""),
+])  # fmt: skip
+def test_a_loop_that_an_exception_ends_is_healthy_only_as_far_as_recorded(error, said, caplog):
+    """The verdict has its step; a program that ends with success is over."""
     caplog.set_level(logging.INFO, logger="gradflow_export")
     model = net()
     exporter = Exporter(model, backends=["memory"], verbose=1).watch()
@@ -440,6 +460,6 @@ def test_a_loop_that_an_exception_ends_is_healthy_only_as_far_as_recorded(error,
 
     with pytest.raises(type(error)):
         loop()
-    said = "ended by an exception at step 4 (ValueError: bad batch)"
-    assert (said in exporter.summary()["verdict"]) is isinstance(error, ValueError)
-    assert (said in caplog.messages[-1]) is isinstance(error, ValueError)
+    for verdict in (exporter.summary()["verdict"], caplog.messages[-1]):
+        assert said in verdict
+        assert ("step 4" in verdict) is bool(said)

@@ -128,6 +128,21 @@ def test_a_removed_file_is_begun_anew(name, what, disk, tmp_path):
     assert run.gaps == (Gap(1, 10, 10, "the file was removed"),) == (writer.lost,)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_went_with_a_file_that_was_removed_after_the_last_record_is_counted(name, disk, tmp_path):
+    """The end of the run begins no new file, and says what is in none."""
+    folder = tmp_path / "run"
+    writer = opened(name, folder, disk)
+    for step in range(1, 11):
+        disk.now += 1
+        writer.write(record(step))
+    writer.flush()
+    shutil.rmtree(folder)
+    writer.close()
+    assert writer.lost == Gap(1, 10, 10, "the file was removed")
+    assert not folder.exists()
+
+
 SICK = Issue(IssueType.VANISHING, Severity.CRITICAL, "a", 3, 1.0, 0.5, "The gradient shrinks.", "Look at it.")
 OVER = replace(SICK, layer="b", layers=("b",))
 

@@ -41,6 +41,34 @@ def test_a_resumed_run_goes_on_where_it_was_saved(tmp_path):
     assert len(run.sessions) == 2
 
 
+@pytest.mark.parametrize("kill", [False, True])
+def test_records_steps_left_out_and_steps_lost_are_all_steps_of_all_sessions(tmp_path, kill):
+    """Of earlier sessions it is known how many have no record; a log that is not there is no session."""
+
+    def session(first, steps, every):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        given = {"start_step": first, "intervals": {}, "every": every, "synchronous": True, "verbose": 0}
+        with Exporter(model, logdir=tmp_path, **given).watch() as exporter:
+            for _ in range(steps):
+                optimizer.zero_grad()
+                model(torch.randn(3, 4)).square().mean().backward()
+                optimizer.step()
+        return exporter.summary()
+
+    def counted(summary):
+        lost = sum(summary["lost"]["dropped"].values()) + summary["lost"]["unwritten"].get("", 0)
+        return summary["steps"]["count"] + sum(summary["skipped"].values()) + lost
+
+    assert counted(session(0, 20, 3)) == 20
+    later = session(30 if kill else 14, 9, 2)
+    assert counted(later) == (39 if kill else 23)
+    assert later["skipped"]["earlier"] > 0
+    shutil.rmtree(tmp_path)
+    assert session(50, 9, 3)["skipped"] == {"every": 5, "budget": 0, "paused": 0}
+
+
 SICK = Issue(IssueType.LEAKAGE, Severity.HIGH, "", 3, 1.0, 0.5, "The target is an input.", "Remove it.")
 
 

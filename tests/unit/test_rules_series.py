@@ -82,6 +82,20 @@ def test_one_damping_block_is_a_bottleneck_not_vanishing():
     assert (issue.issue_type, issue.layers) == (IssueType.BOTTLENECK, ("blocks.4",))
 
 
+@pytest.mark.parametrize(("sizes", "layers"), [
+    ([300, 300, 1, 1, 1, 1], ()), ([300, 300, 20, 1, 1, 1], ("blocks.2",)), ([1, 1, 3e-3, 1, 1, 1], ("blocks.2",)),
+    ([1, 1, 1, 1, 1, 1], ("blocks.2",)), ([math.inf, math.inf, 1, 1, 1, 1], ()),
+])  # fmt: skip
+def test_what_takes_large_values_down_is_no_bottleneck(sizes, layers):
+    """A normalization divides the gradient by the scale that enters it; small weights make small values of usual ones.
+
+    Nor is it one where it damps by far more than that.
+    """
+    norms = named([3e-3, 3e-3, 1, 1, 1, 1])
+    issues = judged(Bottleneck(), repeat(4, block__gradient_norm=norms, block__output_rms=named(sizes))).issues
+    assert tuple(layer for issue in issues for layer in issue.layers) == layers
+
+
 def test_vanishing_heals_when_the_chain_recovers():
     """Three healthy readings in a row close it."""
     judge = judged(
@@ -822,6 +836,22 @@ def test_a_warm_up_is_counted_in_steps_and_a_loss_may_lie_below_zero():
         assert issue.cause == "too small"
     assert not judged(LearningRate(), tiny_steps(-1.0, agree=0.1)).issues
     assert not judged(LearningRate(), tiny_steps(-1.0, rise=0.01)).issues
+
+
+def clipped_away(ends):
+    """Records of a run whose gradients are clipped to next to nothing from step 31 on, read seldom from step 41 on."""
+    for step in (*range(1, 41), *range(44, 201, 4)):
+        left = 1e-7 if 30 < step <= ends else 1.0
+        ratios = {"update__ratio": 5e-4} if step <= 40 or not step % 8 else {}
+        cosines = {"gradient__cosine": 0.0, "gradient__clip_scale": left, "gradient__total_norm": 1.0}
+        yield record(step, loss=1.0 - 1e-3 * step, learning_rate=1e-3, **cosines, **ratios)
+
+
+@pytest.mark.parametrize(("ends", "healed"), [(200, None), (120, 128)])
+def test_steps_that_were_not_read_heal_no_clipping(ends, healed):
+    """Three steps in a row show that clipping leaves next to nothing; then each that is read, until it leaves more."""
+    (issue,) = judged(LearningRate(), clipped_away(ends)).issues
+    assert (issue.step, issue.healed_step) == (31, healed)
 
 
 @pytest.mark.parametrize("told", [True, False])

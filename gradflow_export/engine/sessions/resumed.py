@@ -37,7 +37,7 @@ def go_on(loop: TrainingLoop, judge: ToldJudge, summary: RunSummary, logdir: Pat
     info = summary.info
     if info is not None and info.rank == 0 and logdir.is_dir():
         before = earlier(logdir, info, start_step + 1)
-        summary.recall(before)
+        summary.recall(before, start_step)
         optimizers = loop.optimizers
         stateless = (lambda: False) if optimizers is None else optimizers.began_stateless
         judge.recall(before, *compared(before, start_step, stateless))

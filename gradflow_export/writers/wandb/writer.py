@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-from gradflow_export.errors import ArgumentError
+from gradflow_export.errors import ArgumentError, check_flag
 from gradflow_export.records.step_record import RunInfo, StepRecord, info_to_json
 from gradflow_export.writers.wandb import runs as wandb_runs
 from gradflow_export.writers.wandb.ages import Ages
@@ -97,6 +97,7 @@ class WandbWriter:
             raise ArgumentError(
                 f"top expects a number >= 0 and max_waiting one >= 2, got {top} and {max_waiting}; leave them out"
             )
+        check_flag("alert_healed", alert_healed)
         if run is not None and init:
             raise ArgumentError(
                 f"run= names a run that has begun, so that {', '.join(init)} cannot be used; leave one out"
