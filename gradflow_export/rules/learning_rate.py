@@ -13,7 +13,7 @@ from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import fall, fell, none_better
-from gradflow_export.rules.history import History, RunSeries
+from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import agreement, first_step, margin, margins, steps_of_layers
 from gradflow_export.rules.signals import AGAIN, converged, stuck, warms_up
 
@@ -116,7 +116,8 @@ class LearningRate(Rule):
             )
         _, past = loss.whole()
         # What comes after the first may be what too large a step did.
-        first, now = min(median(past[:3]), loss.first), _of_now(loss, record.step - history.seen / 4)
+        late = int((loss.steps > record.step - history.seen / 4).sum())
+        first, now = min(median(past[:3]), loss.first), median(loss.values[-min(max(late, 3), 10) :])
         if loss.low < 0:  # its level has no zero to compare with
             return tuple(self._short(record, history, first, now))
         if not (first > 0 and np.isfinite(first)):
@@ -274,11 +275,6 @@ class LearningRate(Rule):
         yield _rate_finding(
             Severity.MEDIUM, rate.last, rate.high * self.decayed, message, advice, "decayed", since, True
         )
-
-
-def _of_now(loss: RunSeries, since: float) -> float:
-    """Return the median of the last losses, ten at most: those after a step, three at least."""
-    return median(loss.values[-min(max(int((loss.steps > since).sum()), 3), 10) :])
 
 
 @dataclass(frozen=True, kw_only=True)

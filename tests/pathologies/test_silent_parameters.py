@@ -163,6 +163,7 @@ def test_a_frozen_matrix_is_a_frozen_layer_whatever_its_bias_does(layer, late):
     model = Named()
     (found,) = issues(model, adam(model), steps=110, each=freezes)
     assert (found.cause, found.layers) == ("frozen", (f"{layer}.weight",))
+    assert found.step - found.before <= 20 * late + 1 <= found.step
 
 
 class Adapted(nn.Module):
@@ -212,7 +213,9 @@ def test_matrices_that_are_frozen_on_purpose_are_in_order(means, begin):
     if means is adapters:
         means(model)
     assert (
-        issues(model, adam(model), steps=110, each=lambda step: step == begin and means is not adapters and means(model))
+        issues(
+            model, adam(model), steps=110, each=lambda step: step == begin and means is not adapters and means(model)
+        )
         == []
     )
 

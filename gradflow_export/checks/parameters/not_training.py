@@ -16,12 +16,13 @@ from gradflow_export.records.step_record import BoolArray, IssueType, Severity, 
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import seen
 from gradflow_export.rules.history import History, SiteSeries
-from gradflow_export.rules.progress import ZERO_GRADIENT, shut
+from gradflow_export.rules.progress import ZERO_GRADIENT, ZERO_RATE, shut
 from gradflow_export.rules.signals import (
     LINKS,
     Codes,
     changed_at,
     connections,
+    dated_change,
     dropped_at_once,
     follows,
     owner,
@@ -140,18 +141,20 @@ class NotTraining(Check):
         return tuple(
             Finding(
                 IssueType.NOT_TRAINING,
-                _severity(len(names), total, sure),
+                Severity.CRITICAL if len(names) >= total > 0 and sure else (Severity.HIGH if sure else Severity.MEDIUM),
                 names,
                 float(len(names)),
                 0.0,
                 f"{len(names)} tensor{'s' * (len(names) > 1)} ({some(names)}) got no update in {number(span)} steps: "
                 f"{what}.",
                 advice,
-                since=since,
+                since=dated[0],
+                before=dated[1],
                 cause=cause,
                 origin=cause,
             )
             for cause, names, what, advice, sure in findings
+            for dated in (dated_change(series, start, names, history, rate=cause == ZERO_RATE),)
         )
 
     def _unowned(self, history: History, sites: tuple[str, ...], loose: BoolArray, ever: Codes) -> Iterable[_Told]:
@@ -316,7 +319,7 @@ def _rateless(sites: tuple[str, ...], still: BoolArray, total: int) -> Iterable[
     names = _chosen(sites, still)
     if names:
         yield _Told(
-            "learning rate 0",
+            ZERO_RATE,
             names,
             "the learning rate of their parameter group is exactly 0",
             (
@@ -358,12 +361,6 @@ def _frozen(sites: tuple[str, ...], frozen: BoolArray, trained: BoolArray, ever:
             ),
             False,
         )
-
-
-def _severity(names: int, total: int, sure: bool) -> Severity:
-    if names >= total > 0 and sure:
-        return Severity.CRITICAL
-    return Severity.HIGH if sure else Severity.MEDIUM
 
 
 def _chosen(sites: tuple[str, ...], flags: BoolArray) -> tuple[str, ...]:
