@@ -114,10 +114,9 @@ class LearningRate(Rule):
                 if loss.last >= loss.high > self.leap * loss.first
                 else ()
             )
-        _, past = loss.whole()
+        past, lately = loss.whole()[1], int(np.clip((loss.steps > record.step - history.seen / 4).sum(), 3, 10))
         # What comes after the first may be what too large a step did.
-        late = int((loss.steps > record.step - history.seen / 4).sum())
-        first, now = min(median(past[:3]), loss.first), median(loss.values[-min(max(late, 3), 10) :])
+        first, now = min(median(past[:3]), loss.first), median(loss.values[-lately:])
         if loss.low < 0:  # its level has no zero to compare with
             return tuple(self._short(record, history, first, now))
         if not (first > 0 and np.isfinite(first)):
