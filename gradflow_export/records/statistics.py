@@ -81,9 +81,10 @@ def median(values: npt.NDArray[np.floating]) -> float:
         NaN when one of them is, or when there is none.
     """
     if values.size > FEW:
-        ordered = np.sort(values, axis=None)
         half = values.size // 2
-        middle = [] if np.isnan(ordered[-1]) else ordered[half - 1 + values.size % 2 : half + 1].tolist()  # NaN is last
+        places = [half - 1 + values.size % 2, half, values.size - 1]
+        low, high, last = np.partition(values, places, axis=None)[places].tolist()  # NaN is last
+        middle = [] if math.isnan(last) else [low, high][values.size % 2 :]
     else:  # NumPy's code is slow where it was not used for a while, and rules ask for medians of a few at each record
         few = sorted(values.ravel().tolist())
         middle = [] if True in map(math.isnan, few) else few[(len(few) - 1) // 2 : len(few) // 2 + 1]

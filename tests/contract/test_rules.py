@@ -172,15 +172,15 @@ def test_every_issue_is_complete(name):
 
 @EACH
 def test_memory_is_bounded(rule):
-    """After eight hundred records the judge holds no more than after four hundred."""
+    """After six hundred records the judge holds no more than after three hundred."""
 
     def size(judge):
         return len(pickle.dumps((judge._history._runs, judge._history._sites, judge._watches, judge._open)))
 
     judge, sizes = Judge([rule], strict=True, keep=10), []
-    for index, record in enumerate(wild(rule, 800, 3)):
+    for index, record in enumerate(wild(rule, 600, 3)):
         judge.check(record)
-        if index in {400, 799}:
+        if index in {300, 599}:
             sizes.append(size(judge))
     assert sizes[1] < 1.5 * sizes[0] + 20_000
     assert len(judge.issues) <= 10 + len(judge._open)

@@ -75,8 +75,7 @@ def test_inputs_that_are_prepared_otherwise_and_dropout_of_nearly_all_are_told_w
     assert 50 < issue.step < 100
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("size", [1, 2, 64])
+@pytest.mark.parametrize(("seed", "size"), [(0, 1), (1, 2), (0, 64)])
 @pytest.mark.parametrize("make", [dense, convolutions, Recurrent, lambda: dense(dropout=0.5)])
 def test_an_evaluation_of_new_samples_is_none_at_any_size(make, size, seed):
     """Single samples among them."""

@@ -93,7 +93,7 @@ def test_whatever_a_script_does_to_its_files_they_are_as_before(tmp_path, monkey
     before = state(home), state(project)
     # A process of its own for each run takes long to begin: a few scripts say whether it is as safe.
     for number, name in enumerate(WRITERS):
-        if fresh and name not in {"overwrites itself", "cleans", "configures at home"}:
+        if fresh and name not in {"overwrites itself", "configures at home"}:
             continue
         with Laboratory(Target(Path(f"train{number}.py")), jobs=1, fresh=fresh) as laboratory:
             survey = laboratory.look(steps=20)

@@ -94,17 +94,17 @@ def product(a: Floats, b: Floats) -> Floats:
 
 
 def inverse(matrix: Floats) -> Floats:
-    """Return the inverse of a matrix that has one.
+    """Return the inverse of a symmetric matrix that is positive definite.
 
     Args:
-        matrix: Shape: ``[n, n]``.
+        matrix: Finite. Shape: ``[n, n]``.
 
     Returns:
         Shape: ``[n, n]``.
 
-    Source: Golub and Van Loan 2013, Matrix Computations, section 3.4.
+    Source: Golub and Van Loan 2013, Matrix Computations, section 4.2.
     """
-    return np.asarray(torch.linalg.inv(_tensor(matrix)).numpy(), dtype=np.float64)
+    return np.asarray(torch.cholesky_inverse(torch.linalg.cholesky(_tensor(matrix))).numpy(), dtype=np.float64)
 
 
 def least_squares(a: Floats, b: Floats) -> Floats:
