@@ -98,9 +98,7 @@ class SumInstrument(Reader):
     def drain(self) -> Drained:
         """Give out the longest row of nested losses since the last call."""
         told, self._told = self._told, []
-        if not told:
-            return []
-        return [Clue("loss.nested", (RUN_SITE,), stack_scalars(told).amax().reshape(1))]
+        return [Clue("loss.nested", (RUN_SITE,), stack_scalars(told).amax().reshape(1))] if told else []
 
     def forget(self) -> None:
         """Forget what was read: the step makes no record."""

@@ -344,7 +344,12 @@ class WrongLoss(Check):
         }
         judged = ((name, self._judged(name, value, history)) for name, value in mistakes.items())
         found = ((name, numbers) for name, numbers in judged if numbers is not None)
-        return tuple(_finding(name, *numbers, layers_of(record, f"mistake.{name}")) for name, numbers in found)
+        loss = history.run("loss")
+        turn = int(begun(loss.steps, loss.values[:, None] < 0, again=1)[0])
+        since = dict(zip((known.MAXIMISED,), loss.steps[turn:].tolist(), strict=False))
+        return tuple(
+            _finding(name, *numbers, layers_of(record, f"mistake.{name}"), since.get(name)) for name, numbers in found
+        )
 
     def _judged(self, mistake: str, value: float, history: History) -> tuple[float, float] | None:
         """Return the number to tell and what it was judged against, ``None`` where it does not suffice."""
@@ -385,10 +390,10 @@ def _turned(history: History) -> tuple[float, float] | None:
     return (size, 1 / 3) if 1 / 3 <= size <= 3 else None
 
 
-def _finding(site: str, value: float, threshold: float, layers: tuple[str, ...]) -> Finding:
+def _finding(site: str, value: float, threshold: float, layers: tuple[str, ...], since: int | None) -> Finding:
     message, advice = _TOLD[site]
     places = {known.TARGETS_NO_SHARE: ("target",), known.OVER_SAMPLES: layers, known.OVER_QUERIES: layers}
     return Finding(
         IssueType.WRONG_LOSS, Severity.MEDIUM if site in _LESSER else Severity.HIGH, places.get(site, ("loss",)), value,
-        threshold, message.format(number(value)), advice, cause=site, origin=site,
+        threshold, message.format(number(value)), advice, since, cause=site, origin=site,
     )  # fmt: skip

@@ -90,6 +90,7 @@ class SiteSeries:
     Attributes:
         sites: Names of the columns, in order of first appearance.
         first: The first value that arrived at each site, NaN where none has. Shape: ``[len(sites)]``.
+        left: Step of the last reading that left the window, 0 where none has.
     """
 
     def __init__(self, window: int, limit: int = 100_000) -> None:
@@ -101,7 +102,7 @@ class SiteSeries:
         self._present: BoolArray = np.zeros((2 * window, 0), dtype=np.bool_)
         self.first: FloatArray = np.zeros(0, dtype=np.float32)
         self._waiting = 0
-        self._end = 0
+        self._end = self.left = 0
 
     def add(self, step: int, reading: Reading) -> None:
         """Append one reading; sites it lacks are missing in this row, sites it adds are missing in earlier rows."""
@@ -112,6 +113,8 @@ class SiteSeries:
             for array in (self._steps, self._values, self._present):
                 array[: self._window - 1] = array[keep]
             self._end = self._window - 1
+        if self._end >= self._window:
+            self.left = int(self._steps[self._end - self._window])
         row, self._steps[self._end] = self._end, step
         if reading.sites == self.sites:
             self._values[row], self._present[row] = reading.values, reading.present
@@ -153,6 +156,11 @@ class SiteSeries:
     def present(self) -> BoolArray:
         """False where nothing arrived. Shape: ``[<= window, len(sites)]``."""
         return self._present[max(0, self._end - self._window) : self._end]
+
+
+def unread(steps: npt.NDArray[np.int64], step: int) -> int:
+    """Return how many steps lie between a step and the last before it that was read; 0 where none is known."""
+    return int((step - 1 - steps[steps < step][-1:]).sum())
 
 
 class History:
@@ -202,11 +210,6 @@ class History:
         if known is None:
             known = self._runs[metric] = RunSeries(self._window)
         return known
-
-    def unread(self, step: int) -> int:
-        """Return how many steps lie between a recent step and the last loss read before it; 0 where none is known."""
-        steps = self.run("loss").steps
-        return int((step - 1 - steps[steps < step][-1:]).sum())
 
     def at_sites(self, metric: str) -> SiteSeries:
         """Return the past of a metric with many sites; empty when it never arrived."""

@@ -12,7 +12,7 @@ from gradflow_export.records.ignored import Ignored, note_of_ignored
 from gradflow_export.records.lost import DISABLED
 from gradflow_export.records.step_record import Issue, IssueType, Note, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule
-from gradflow_export.rules.history import History
+from gradflow_export.rules.history import History, unread
 from gradflow_export.rules.unclipped import before_clipping
 
 _log = logging.getLogger("gradflow_export")
@@ -221,7 +221,7 @@ class Judge:
             advice=finding.advice,
             layers=layers,
             cause=finding.origin,
-            before=self._history.unread(since) if finding.before is None else finding.before,
+            before=unread(self._history.run("loss").steps, since) if finding.before is None else finding.before,
         )
         self._open.append(_Open(index, self._count, set(free)))
         if free[0][1].endswith(MEANT):

@@ -13,7 +13,7 @@ from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import fall, fell, none_better
-from gradflow_export.rules.history import History, RunSeries
+from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import agreement, first_step, margin, margins, steps_of_layers
 from gradflow_export.rules.signals import AGAIN, converged, stuck, warms_up
 
@@ -114,9 +114,9 @@ class LearningRate(Rule):
                 if loss.last >= loss.high > self.leap * loss.first
                 else ()
             )
-        _, past = loss.whole()
+        past, lately = loss.whole()[1], int(np.clip((loss.steps > record.step - history.seen / 4).sum(), 3, 10))
         # What comes after the first may be what too large a step did.
-        first, now = min(median(past[:3]), loss.first), _of_now(loss, record.step - history.seen / 4)
+        first, now = min(median(past[:3]), loss.first), median(loss.values[-lately:])
         if loss.low < 0:  # its level has no zero to compare with
             return tuple(self._short(record, history, first, now))
         if not (first > 0 and np.isfinite(first)):
@@ -287,11 +287,6 @@ def _nothing_left(history: History, share: float, norm: float) -> int:
     clip, whole = history.run("gradient.clip_scale"), history.run("gradient.total_norm").last
     left = 0.0 < clip.values[-AGAIN:].max(initial=0.0) < share and whole * clip.last < norm
     return int(clip.steps[-AGAIN]) if left and clip.count >= AGAIN else 0
-
-
-def _of_now(loss: RunSeries, since: float) -> float:
-    """Return the median of the last losses, ten at most: those after a step, three at least."""
-    return median(loss.values[-min(max(int((loss.steps > since).sum()), 3), 10) :])
 
 
 @dataclass(frozen=True, kw_only=True)

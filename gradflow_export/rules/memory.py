@@ -127,7 +127,10 @@ class MemoryLeak(Rule):
         threshold = max(self.rise, self.share * float(values[0]))
         stays = np.minimum.accumulate(values[::-1])[::-1]
         again = rise - float(np.diff(stays).max())  # what is allocated once, for another model say, is not a leak
-        if again <= threshold or (again < self.large and not self._steady(steps, values)):
+        lasts = len(steps) >= self.lengthy  # and is a straight line
+        if again <= threshold or (
+            again < self.large and not (lasts and float(np.corrcoef(steps, values)[0, 1]) ** 2 >= self.straight)
+        ):
             return None
         slope, low, _ = theil_sen_bounds(steps, values)
         # Memory that is read in bursts rises in stairs, whose pairwise slopes are mostly 0: the ends count too.
@@ -151,10 +154,6 @@ class MemoryLeak(Rule):
             since=int(steps[0]),
             cause=metric,
         )
-
-    def _steady(self, steps: Floats, values: Floats) -> bool:
-        """Whether a rise has lasted, and is a straight line."""
-        return len(steps) >= self.lengthy and float(np.corrcoef(steps, values)[0, 1]) ** 2 >= self.straight
 
 
 def _kept(history: History, steps: Floats) -> Floats:

@@ -26,9 +26,7 @@ def slope_of(values: Floats) -> float:
 
     Source: Sen 1968, JASA 63.
     """
-    if len(values) < 3:
-        return 0.0
-    return theil_sen(np.arange(len(values), dtype=np.float64), values)
+    return theil_sen(np.arange(len(values), dtype=np.float64), values) if len(values) >= 3 else 0.0
 
 
 def collapse_risk(

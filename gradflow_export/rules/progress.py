@@ -16,7 +16,7 @@ from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import FloatArray, Issue, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import only, reading_of
-from gradflow_export.rules.history import History, SiteSeries
+from gradflow_export.rules.history import History, SiteSeries, unread
 from gradflow_export.rules.sampled import likely
 from gradflow_export.rules.signals import connected, connections, converged, follows, owner, taking_turns
 
@@ -107,7 +107,11 @@ class Stagnation(Rule):
         _part_unchosen(reasons, {pattern(sites[index]) for index in np.flatnonzero(~still)}, history)
         first = dict(zip(sites, since.tolist(), strict=True)) | cut
         return tuple(
-            self._finding(why, layers, int(first[layers[0]]), record.step, trainable)
+            replace(
+                self._finding(why, layers, int(first[layers[0]]), record.step, trainable),
+                # The last that moved a parameter is one of the steps that the reading before covers.
+                before=None if why == CUT else unread(readings.steps, int(first[layers[0]]) - 1),
+            )
             for why, layers in reasons.items()
             if layers
         )

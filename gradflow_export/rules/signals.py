@@ -161,9 +161,8 @@ def solved(history: History, share: float = 0.1) -> bool:
     """Whether the loss has fallen below ``share`` of where it started; always False for losses that go below 0."""
     loss = history.run("loss")
     recent = loss.values[-5:]
-    if loss.count < 5 or loss.low < 0 or not np.isfinite(recent).all():
-        return False
-    return median(recent) < share * loss.first
+    known = loss.count >= 5 and loss.low >= 0 and bool(np.isfinite(recent).all())
+    return known and median(recent) < share * loss.first
 
 
 def settled(history: History, small: float = 1e-3, scatter: float = 0.5) -> bool:
@@ -278,6 +277,35 @@ def changed_at(series: SiteSeries, codes: Codes, history: History) -> tuple[int,
     starts[-1] = np.where([site in gone for site in series.sites], starts[-1], n)
     changed = np.min(starts, axis=0)
     return (int(changed.min()), changed < n) if (changed < n).any() else None
+
+
+def dated_change(
+    series: SiteSeries, start: int, names: tuple[str, ...], history: History, *, rate: bool
+) -> tuple[int, int | None]:
+    """Return since which step it is known that a connection is lost, and in how many before it may have been.
+
+    It was lost at some step after the reading before; or, where gradients are gone with it, or the learning rate, which
+    are read more often, after the last of these.
+
+    Args:
+        series: The past of ``connection.state``.
+        start: The first reading without it.
+        names: The parameters.
+        history: Holds ``parameter.gradient_norm`` and ``learning_rate``.
+        rate: Whether the connection is the learning rate.
+    """
+    first, rates, norms = (
+        int(series.steps[start]),
+        history.run("learning_rate"),
+        history.at_sites("parameter.gradient_norm"),
+    )
+    last = int(series.steps[start - 1]) if start else series.left
+    steps, lives = norms.steps, (norms.values[:, np.isin(norms.sites, names)] > 0).any(axis=1)
+    steps, lives = (rates.steps, rates.values > 0) if rate else (steps, lives)
+    later = steps[lives & (steps >= last)].tolist()
+    if last and later and later[-1] < first:
+        last, first = later[-1], min(first, *steps[steps > later[-1]].tolist(), first)
+    return first, first - last - 1 if last else None
 
 
 def dropped_at_once(history: History, since: int, still: BoolArray, total: int) -> bool:

@@ -143,9 +143,8 @@ class Unstable(Rule):
     def _solved_at(self, steps: npt.NDArray[np.int64], history: History) -> npt.NDArray[np.bool_]:
         """Whether the loss of each step was below a share of the first; never for losses that go below 0."""
         loss = history.run("loss")
-        if loss.count == 0 or loss.low < 0:
-            return np.zeros(len(steps), dtype=np.bool_)
-        return np.isin(steps, loss.steps[loss.values < self.solved * loss.first])
+        below = (loss.values < self.solved * loss.first) & (loss.low >= 0)
+        return np.isin(steps, loss.steps[below])
 
     def _turns(
         self, values: Floats, steps: npt.NDArray[np.int64], greatest: float, history: History

@@ -150,6 +150,76 @@ def test_one_frozen_layer_among_others_is_a_mistake_whatever_they_are_called():
     assert issues(model, adam(model)) == []
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("layer", ["mind", "hands"])
+def test_a_frozen_matrix_is_a_frozen_layer_whatever_its_bias_does(layer, late):
+    """It holds nearly all entries of its layer; that the bias goes on learning is no reason for silence."""
+
+    def freezes(step):
+        if step == 20 * late:
+            weight = model.get_submodule(layer).weight.requires_grad_(False)
+            weight.grad = None
+
+    model = Named()
+    (found,) = issues(model, adam(model), steps=110, each=freezes)
+    assert (found.cause, found.layers) == ("frozen", (f"{layer}.weight",))
+    assert found.step - found.before <= 20 * late + 1 <= found.step
+
+
+class Adapted(nn.Module):
+    """A frozen layer beside which two factors are trained."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(inner.weight.detach(), requires_grad=False), inner.bias
+        self.down, self.up = (
+            nn.Parameter(torch.randn(2, inner.in_features)),
+            nn.Parameter(torch.zeros(len(self.bias), 2)),
+        )
+
+    def forward(self, x):
+        """Return what the layer would, and what the factors add."""
+        return F.linear(x, self.weight, self.bias) + x @ self.down.T @ self.up.T
+
+
+def only_biases(model):
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith("hands") or name.endswith("bias"))
+
+
+def only_matrices_near_the_input(model):
+    for layer in (model.eyes, model.mind):
+        layer.weight.requires_grad_(False)
+
+
+def adapters(model):
+    model.mind = Adapted(model.mind)
+
+
+def one_bias(model):
+    model.mind.bias.requires_grad_(False)
+
+
+def first_matrix(model):
+    model.eyes.weight.requires_grad_(False)
+
+
+@pytest.mark.parametrize("means", [only_biases, only_matrices_near_the_input, adapters, one_bias, first_matrix])
+@pytest.mark.parametrize("begin", [0, 20])
+def test_matrices_that_are_frozen_on_purpose_are_in_order(means, begin):
+    """Biases trained alone, adapters, layers that are frozen from the input on; and a bias weighs nothing."""
+    torch.manual_seed(0)
+    model = Named()
+    if means is adapters:
+        means(model)
+    assert (
+        issues(
+            model, adam(model), steps=110, each=lambda step: step == begin and means is not adapters and means(model)
+        )
+        == []
+    )
+
+
 def test_gradients_that_are_cleared_too_late_or_never():
     """Between backward and step nothing is left; without any clearing, or that of another model, all is summed up."""
     model = mlp()

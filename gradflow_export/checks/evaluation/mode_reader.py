@@ -277,9 +277,9 @@ class _Given(NamedTuple):
 
     def same(self, other: _Given) -> bool:
         """Tell whether the same data were given again."""
-        if self.kind != other.kind:
-            return False
-        return self.head is None or other.head is None or torch.equal(self.head, other.head)
+        return self.kind == other.kind and (
+            self.head is None or other.head is None or torch.equal(self.head, other.head)
+        )
 
 
 def parts_of(model: nn.Module) -> Iterator[nn.Module]:

@@ -16,12 +16,13 @@ from gradflow_export.records.step_record import BoolArray, IssueType, Severity, 
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import seen
 from gradflow_export.rules.history import History, SiteSeries
-from gradflow_export.rules.progress import ZERO_GRADIENT, shut
+from gradflow_export.rules.progress import ZERO_GRADIENT, ZERO_RATE, shut
 from gradflow_export.rules.signals import (
     LINKS,
     Codes,
     changed_at,
     connections,
+    dated_change,
     dropped_at_once,
     follows,
     owner,
@@ -61,7 +62,7 @@ class NotTraining(Check):
         samples (experts of a router), which STAGNATION reports as LOW; dead or saturated units (DEAD, SATURATION); a
         recurrent cell called once or twice in a step. A target network or moving average: it changes without a
         gradient, or started as a copy of a trained module and is called while gradients are off. Layers frozen before
-        the rest (a backbone).
+        the rest (a backbone), a bias frozen alone, and layers of which only the biases are trained.
 
     Attributes:
         readings: Minimum number of steps read.
@@ -140,18 +141,20 @@ class NotTraining(Check):
         return tuple(
             Finding(
                 IssueType.NOT_TRAINING,
-                _severity(len(names), total, sure),
+                Severity.CRITICAL if len(names) >= total > 0 and sure else (Severity.HIGH if sure else Severity.MEDIUM),
                 names,
                 float(len(names)),
                 0.0,
                 f"{len(names)} tensor{'s' * (len(names) > 1)} ({some(names)}) got no update in {number(span)} steps: "
                 f"{what}.",
                 advice,
-                since=since,
+                since=dated[0],
+                before=dated[1],
                 cause=cause,
                 origin=cause,
             )
             for cause, names, what, advice, sure in findings
+            for dated in (dated_change(series, start, names, history, rate=cause == ZERO_RATE),)
         )
 
     def _unowned(self, history: History, sites: tuple[str, ...], loose: BoolArray, ever: Codes) -> Iterable[_Told]:
@@ -316,7 +319,7 @@ def _rateless(sites: tuple[str, ...], still: BoolArray, total: int) -> Iterable[
     names = _chosen(sites, still)
     if names:
         yield _Told(
-            "learning rate 0",
+            ZERO_RATE,
             names,
             "the learning rate of their parameter group is exactly 0",
             (
@@ -330,22 +333,24 @@ def _rateless(sites: tuple[str, ...], still: BoolArray, total: int) -> Iterable[
 def _frozen(sites: tuple[str, ...], frozen: BoolArray, trained: BoolArray, ever: Codes) -> Iterable[_Told]:
     """Yield what is frozen the wrong way round: the output layer, or one of several like layers, where others learn.
 
-    Layers are alike whose parameters are: as many matrices and vectors, in the same order.
+    A layer is frozen, or trained, if its matrices are, which hold nearly all of its entries; its vectors count where it
+    has no matrix. Layers are alike whose parameters are: as many matrices and vectors, in the same order.
     """
-    modules = list(dict.fromkeys(map(owner, sites)))
     by_module: dict[str, list[int]] = {}
     for index, site in enumerate(sites):
         by_module.setdefault(owner(site), []).append(index)
-    cold = [m for m in modules if frozen[by_module[m]].all() and ((ever[by_module[m]] & Wiring.CALLED) > 0).all()]
-    warm = [m for m in modules if trained[by_module[m]].all()]
+    modules, vector = list(by_module), (ever & Wiring.VECTOR) > 0
+    bulk = {m: [i for i in here if not vector[i]] or here for m, here in by_module.items()}
+    cold = [m for m in modules if frozen[bulk[m]].all() and ((ever[bulk[m]] & Wiring.CALLED) > 0).all()]
+    warm = [m for m in modules if trained[bulk[m]].all()]
     if not cold or len(warm) < 2 or len(warm) + len(cold) < len(modules):
         return
     last = cold == modules[-1:] and len(warm) >= 2
-    kinds = {m: (ever[by_module[m]] & Wiring.VECTOR).tolist() for m in (*warm, cold[0])}
+    kinds = {m: vector[by_module[m]].tolist() for m in (*warm, cold[0])}
     peers = [m for m in warm if kinds[m] == kinds[cold[0]]]
     among = len(cold) == 1 and len(peers) >= 3 and cold[0] != modules[0]
     if last or among:
-        names = tuple(sites[i] for i in by_module[cold[0]])
+        names = tuple(sites[i] for i in by_module[cold[0]] if frozen[i])
         yield _Told(
             "frozen",
             names,
@@ -356,12 +361,6 @@ def _frozen(sites: tuple[str, ...], frozen: BoolArray, trained: BoolArray, ever:
             ),
             False,
         )
-
-
-def _severity(names: int, total: int, sure: bool) -> Severity:
-    if names >= total > 0 and sure:
-        return Severity.CRITICAL
-    return Severity.HIGH if sure else Severity.MEDIUM
 
 
 def _chosen(sites: tuple[str, ...], flags: BoolArray) -> tuple[str, ...]:
