@@ -222,8 +222,10 @@ def test_gains_take_no_call_for_each_block():
         here = np.ones(count, dtype=np.bool_)
         return {"block.gradient_norm": Column(sites, norms, here), "block.next": Column(sites, after, here.copy())}
 
-    few, many = (calls_of(partial(lambda read: list(derived(read)), columns(count))) for count in (5, 500))
-    assert many <= few
+    def calls(count):
+        return min(calls_of(partial(lambda read: list(derived(read)), columns(count))) for _ in range(3))
+
+    assert calls(500) <= calls(5)  # of three, as a garbage collection in between may call what waits for it
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-31, 1e-30, 1e300, np.inf, np.nan, None])
