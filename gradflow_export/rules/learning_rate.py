@@ -170,8 +170,8 @@ class LearningRate(Rule):
 
     def _short(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         """Yield steps that lead nowhere because they are far too short, be it by what clipping leaves."""
-        ratio, since = float(record.value("update.ratio") or 0.0) + margin(record, "update.ratio"), 1
-        rate = history.run("learning_rate")
+        rate, ratio, since = history.run("learning_rate"), float(record.value("update.ratio") or 0.0), 1
+        ratio += margin(record, "update.ratio")
         if rate.last < self.decayed * rate.high or warms_up(history) or not 0 < ratio * history.seen < self.travel:
             return
         agree = self._agreement(record, history, ratio, first, now)
@@ -225,8 +225,8 @@ class LearningRate(Rule):
             record.value(name) or 0.0 for name in ("learning_rate", "gradient.norm_before_clip", "gradient.clip_scale",
             "gradient.loss_scale", "update.total_norm")
         )  # fmt: skip
-        momentum = float(history.at_sites("parameter.momentum_steps").values.max(initial=1.0))
-        if not 0.0 < scale < self.tight or size > 1.1 * momentum * rate * whole * scale:
+        longest = 1.1 * rate * float(history.at_sites("parameter.momentum_steps").values.max(initial=1.0))
+        if not 0.0 < scale < self.tight or (size > longest * whole * scale and whole * scale >= self.nothing):
             return (
                 f"raise the learning rate{f' from {number(rate)}' if rate else ''} tenfold until the loss falls: 1e-3 "
                 "is usual for Adam, 0.1 for SGD; or undo what scales the loss down (a mean over too many entries, "
