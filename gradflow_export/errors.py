@@ -51,6 +51,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raise unless this is ``True`` or ``False``."""
+    """Refuse what is no flag.
+
+    Args:
+        name: Of the argument.
+        value: What was passed for it.
+
+    Raises:
+        ArgumentTypeError: It is neither ``True`` nor ``False``.
+    """
     if not isinstance(value, bool):
         raise ArgumentTypeError(f"{name} must be true or false, got {value!r}; leave it out for the default.")

@@ -342,21 +342,14 @@ class WrongLoss(Check):
             for name, value in evidence.values.items()
             if value is not None and name in _TOLD
         }
-        judged = ((name, self._judged(name, value, history)) for name, value in mistakes.items())
-        found = ((name, numbers) for name, numbers in judged if numbers is not None)
-        loss = history.run("loss")
-        turn = int(begun(loss.steps, loss.values[:, None] < 0, again=1)[0])
-        since = dict(zip((known.MAXIMISED,), loss.steps[turn:].tolist(), strict=False))
-        return tuple(
-            _finding(name, *numbers, layers_of(record, f"mistake.{name}"), since.get(name)) for name, numbers in found
-        )
+        found = ((name, numbers) for name, value in mistakes.items() if (numbers := self._judged(name, value, history)))
+        return tuple(_finding(name, *numbers, layers_of(record, f"mistake.{name}"), history) for name, numbers in found)
 
     def _judged(self, mistake: str, value: float, history: History) -> tuple[float, float] | None:
         """Return the number to tell and what it was judged against, ``None`` where it does not suffice."""
         limits = {known.OUT_OF_REACH: self.reach, known.MANY_LABELS: self.several, known.WITH_ITSELF: self.always}
-        least = limits.get(mistake)
-        if least is not None:
-            return (value, least) if value >= least else None
+        if mistake in limits:
+            return (value, limits[mistake]) if value >= limits[mistake] else None
         if mistake == known.RELU_BEFORE_CE:
             past = _past(history, f"mistake.{mistake}")[-self.readings :]
             return (value, self.shut) if len(past) == self.readings and min(past) >= self.shut else None
@@ -390,8 +383,16 @@ def _turned(history: History) -> tuple[float, float] | None:
     return (size, 1 / 3) if 1 / 3 <= size <= 3 else None
 
 
-def _finding(site: str, value: float, threshold: float, layers: tuple[str, ...], since: int | None) -> Finding:
+def _turned_at(history: History) -> int | None:
+    """Return the first step with a loss below 0 after those that were none, ``None`` where it always was."""
+    loss = history.run("loss")
+    turn = int(begun(loss.steps, loss.values[:, None] < 0, again=1)[0])
+    return int(loss.steps[turn]) if turn < len(loss.steps) else None
+
+
+def _finding(site: str, value: float, threshold: float, layers: tuple[str, ...], history: History) -> Finding:
     message, advice = _TOLD[site]
+    since = _turned_at(history) if site == known.MAXIMISED else None
     places = {known.TARGETS_NO_SHARE: ("target",), known.OVER_SAMPLES: layers, known.OVER_QUERIES: layers}
     return Finding(
         IssueType.WRONG_LOSS, Severity.MEDIUM if site in _LESSER else Severity.HIGH, places.get(site, ("loss",)), value,

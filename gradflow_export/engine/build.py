@@ -192,7 +192,7 @@ def _follow_optimizers(
     armed, loss = loop.instruments.armed, loop.instruments.loss
     noticing = [
         loop.lonely.noticed,
-        Game(model, loss.roots).stepped,
+        Game(model, loss.roots, part("games")).stepped,
         *(each.noticed for each in armed if overrides(each, "noticed")),
     ]
 

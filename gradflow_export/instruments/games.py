@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from gradflow_export.autograd_graph.nodes import walk
 from gradflow_export.hooks.backward_listener import ALWAYS_CHECKED, CHECKED_EVERY, MOST_NODES, Roots, saved
+from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.metrics.arrays.norms import dense_entries
 
 FOLLOWED = 4
@@ -32,21 +33,23 @@ class Game:
     Args:
         model: Returns the model, ``None`` when it is gone.
         roots: Notified of backward passes; its ``game`` is set.
+        guard: Keeps an error here from ending what is read of the loss and of the optimizer's steps.
     """
 
-    def __init__(self, model: Callable[[], nn.Module | None], roots: Roots) -> None:
+    def __init__(self, model: Callable[[], nn.Module | None], roots: Roots, guard: Guard = unguarded) -> None:
         self._model, self._roots = model, roots
+        self.stepped, self._turn = guard(self._stepped), guard(self._passes)
         self._others: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._mine = self._through = self._lent = self._fresh = False
         self._looks = self._times = 0
 
-    def stepped(self, optimizer: Optimizer) -> None:
+    def _stepped(self, optimizer: Optimizer) -> None:
         """Take notice of an optimizer that steps and owns no parameter of the model."""
         roots = self._roots
         if roots.game:
             return
         if roots.on_turn is None:
-            roots.on_turn = self._passes
+            roots.on_turn = self._turn
             return
         roots.game = self._through
         self._lent = self._mine and not roots.used

@@ -10,6 +10,7 @@ from gradflow_export.records.step_record import Gap, StepRecord
 
 DROPPED = "runtime.dropped"
 INTERRUPTED = "interrupted"
+"""How it is said that somebody stopped the run."""
 DISABLED = "disabled"
 """Kind of the notes on what an error ended: an instrument, a rule, an analysis."""
 
