@@ -13,6 +13,10 @@ INTERRUPTED = "interrupted"
 """How it is said that somebody stopped the run."""
 DISABLED = "disabled"
 """Kind of the notes on what an error ended: an instrument, a rule, an analysis."""
+UNSEEN = "unseen"
+"""Kind of the note on an end of which nothing could be read: the model was gone."""
+SHOWING = frozenset(("loss", "gradient.total_norm", "parameter.weight_norm"))
+"""Metrics any of which shows what the steps before it left."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class LostSteps:
         error: What ended the run, such as ``"at step 3 (ValueError)"`` for an exception, ``"interrupted at step 3"``.
         damaged: Parts of the files that could not be read, of which nobody knows what they held.
         disabled: What read or judged until an error of its own ended it, with the step.
+        unseen: That the end was not seen, in words; empty where it was.
     """
 
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -34,6 +39,7 @@ class LostSteps:
     error: str = ""
     damaged: int = 0
     disabled: Mapping[str, int] = field(default_factory=dict)
+    unseen: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.phrase)
@@ -59,6 +65,7 @@ class LostSteps:
         if self.disabled:
             named = ", ".join(f"{name} (step {step})" for name, step in self.disabled.items())
             parts.append(f"disabled after an error: {named}")
+        parts += [self.unseen] if self.unseen else []
         if self.damaged:
             parts.append(f"{self.damaged} part{'s' * (self.damaged > 1)} of the files could not be read (damaged)")
         parts += [] if self.after is None else [f"not closed: steps after {self.after} are unknown"]
@@ -108,6 +115,7 @@ class StoredLost:
     def __init__(self) -> None:
         self._before = self._now = 0
         self._disabled: dict[str, int] = {}
+        self._unseen = ""
 
     def add(self, record: StepRecord) -> None:
         """Take in one record."""
@@ -115,11 +123,15 @@ class StoredLost:
         if value is not None:
             self._before += self._now if value < self._now else 0
             self._now = int(value)
+        if not SHOWING.isdisjoint(record.metrics):  # what is read later shows what the steps before it left
+            self._unseen = ""
         for note in record.notes:
             if note.kind == DISABLED:
                 self._disabled.setdefault(note.text, record.step)
+            elif note.kind == UNSEEN:
+                self._unseen = note.text
 
     @property
     def lost_steps(self) -> LostSteps:
         """What the records tell; why steps were lost is not stored."""
-        return LostSteps({"": self._before + self._now}, disabled=self._disabled)
+        return LostSteps({"": self._before + self._now}, disabled=self._disabled, unseen=self._unseen)

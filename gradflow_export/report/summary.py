@@ -169,7 +169,7 @@ class RunSummary:
     def lost_steps(self) -> LostSteps:
         """What was lost: as the records tell, until something that knows more about steps sets it."""
         stored = self._stored.lost_steps
-        known = stored if self._known is None else replace(self._known, disabled=stored.disabled)
+        known = stored if self._known is None else replace(self._known, disabled=stored.disabled, unseen=stored.unseen)
         written = {**known.unwritten, "": known.unwritten.get("", 0) + self._missing}
         return replace(known, unwritten=written) if self._missing else known
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records.lost import DISABLED, LostSteps
+from gradflow_export.records.lost import DISABLED, UNSEEN, LostSteps
 from gradflow_export.records.statistics import ENDS
 from gradflow_export.records.step_record import Gap
 from gradflow_export.records.verdict import Course
@@ -90,11 +90,13 @@ def lost_steps(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk
         for _, gap in source.read_json(index.run, session.of_kind("gap")):
             unwritten += gap["steps"] if gap["first"] < session.cut else 0
     disabled: dict[str, int] = {}
+    unseen = ""
     for session in index.sessions:
         for step, note in source.read_items(index.run, session.of_kind("notes"), is_note):
             if note["kind"] == DISABLED and step < session.cut:
                 disabled.setdefault(note["text"], step)
-    return LostSteps({"": int(dropped)}, {"": unwritten}, disabled=disabled)
+            unseen = note["text"] if note["kind"] == UNSEEN and session is index.sessions[-1] else unseen
+    return LostSteps({"": int(dropped)}, {"": unwritten}, disabled=disabled, unseen=unseen)
 
 
 def gaps_between(source: Source, index: RunIndex) -> list[Gap]:
