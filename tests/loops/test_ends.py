@@ -25,7 +25,7 @@ class Root(nn.Module):
 
 
 def watched(model, where):
-    """Return an exporter of which one step in 64 is recorded after the dense start, and what it writes to."""
+    """Return an exporter of which one step in 64 is recorded once it decides, and what it writes to."""
     memory = MemoryWriter()
     exporter = Exporter(model, backends=["tensorboard", memory], logdir=where, strict=True).watch()
     exporter._loop.clock._spacing.value = 64
