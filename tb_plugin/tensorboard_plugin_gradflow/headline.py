@@ -55,7 +55,7 @@ def loss_course(source: Source, index: RunIndex, pairs: list[tuple[Session, Chun
     while rest and len(found) < enough:
         found += losses(*rest.popleft())
     tail: list[tuple[float, int]] = []
-    while rest and len(tail) < ENDS:
+    while rest and len(tail) < enough:
         tail = losses(*rest.pop()) + tail
     found += tail
     # Those between the ends do not count.

@@ -250,6 +250,14 @@ def test_the_verdict_is_that_of_the_command_line(tmp_path, logs, open_source, ro
         "fell": (losses([2.0, 1.0] * 6 + [0.5] * 6), "good", "healthy: "),
         "flat": (losses([1.0] * 12), "warn", "the loss has not fallen: "),
         "hardly": (losses([1.0] * 6 + [0.99] * 6), "warn", "the loss hardly fell: "),
+        "leapt": (
+            [
+                StepRecord(64 * place, logs.EPOCH + place, (Reading.run("loss", loss),))
+                for place, loss in enumerate([2.0] * 6 + [0.1, 0.2] * 8 + [1.9], start=1)
+            ],
+            "warn",
+            "the loss fell, but was far higher when last read: from 2 to 0.2 (medians of 5), then 1.9 at step 1472; ",
+        ),
         "nan": (losses([2.0] * 6 + [1.0] * 6 + [math.nan]), "bad", "the loss is NaN: "),
         "rivals": (rivals(1.0, 2.0), "good", "healthy: "),
         "shared": (rivals(3.0, 3.0), "warn", "the loss has not fallen: "),

@@ -25,6 +25,32 @@ def issue(severity, layer, healed=None):
     return Issue(IssueType.DEAD, severity, layer, 3, 1.0, 0.9, "seen", "do", healed_step=healed)
 
 
+@pytest.mark.parametrize("late", [[1.03], [1.1, 1.02]])
+def test_a_fall_that_the_newest_reading_contradicts_is_not_healthy(late):
+    """Where readings lie apart, one or two stand for many steps, and the median for those of long ago."""
+    fall = [1.1, 1.0, 1.05, 1.2, 1.06, 0.12, 0.03, 0.15, 0.06, 0.07, 0.02, 0.11, 0.06, 0.05, *late]
+    apart = RunSummary()
+    for place, loss in enumerate(fall):
+        apart.add(StepRecord(64 * place + 64, 1.0, (Reading.run("loss", loss),)))
+    last = 64 * len(fall)
+    assert apart.judged.tone == "warn"
+    assert apart.judged.headline == "the loss fell, but was far higher when last read"
+    assert f" (medians of 5), then {late[-1]:.4g} at step {last}; no open problem in" in apart.verdict
+    assert summed(fall).verdict.startswith("healthy: "), "of adjacent steps one batch may be odd"
+    calm = RunSummary()
+    for place, loss in enumerate([*fall[: -len(late)], 0.18]):
+        calm.add(StepRecord(64 * place + 64, 1.0, (Reading.run("loss", loss),)))
+    assert calm.verdict.startswith("healthy: "), "a reading within the scatter"
+
+
+def test_one_reading_far_above_a_loss_that_is_next_to_nothing_takes_back_nothing():
+    """A spike of a thousandth of the first loss leaves the fall what it was."""
+    summary = RunSummary()
+    for place, loss in enumerate([1.0] * 6 + [1e-6, 2e-6] * 6 + [1e-3]):
+        summary.add(StepRecord(64 * place + 64, 1.0, (Reading.run("loss", loss),)))
+    assert summary.verdict.startswith("healthy: ")
+
+
 def test_a_falling_loss_is_told_in_the_verdict():
     """Medians of either end are named, so that one odd batch does not matter."""
     verdict = summed([2.0, 2.0, 9.0, 2.0, 2.0, 1.5, 1.0, 0.5, 0.5, 0.5, 7.0, 0.5]).verdict
