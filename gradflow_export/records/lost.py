@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gradflow_export.records.step_record import Gap, StepRecord
@@ -15,6 +15,8 @@ DISABLED = "disabled"
 """Kind of the notes on what an error ended: an instrument, a rule, an analysis."""
 UNSEEN = "unseen"
 """Kind of the note on an end of which nothing could be read: the model was gone."""
+NOBODY, KILLED = "no session recorded them", "the session before ended before they were written"
+"""Why steps between two sessions of a run are in neither."""
 SHOWING = frozenset(("loss", "gradient.total_norm", "parameter.weight_norm"))
 """Metrics any of which shows what the steps before it left."""
 
@@ -48,6 +50,16 @@ class LostSteps:
     def total(self) -> int:
         """Steps that are in no record or file; what one writer of several did not take is in those of others."""
         return sum(self.dropped.values()) + self.unwritten.get("", 0)
+
+    def joined(self, gaps: Iterable[Gap]) -> LostSteps:
+        """Return the same with the steps that the files lack."""
+        dropped, unwritten = Counter(self.dropped), Counter(self.unwritten)
+        for gap in gaps:
+            if gap.reason in {NOBODY, KILLED}:
+                dropped[gap.reason] += gap.steps
+            else:
+                unwritten[""] += gap.steps
+        return replace(self, dropped=dropped, unwritten=unwritten)
 
     @property
     def phrase(self) -> str:

@@ -167,7 +167,7 @@ def verdict(
 def _calm(course: Course, earlier: Sequence[str], healed: str, lost: str) -> Verdict:
     """Judge a run of whose latest session no problem is open."""
     count = course.before + course.steps
-    steps = f"in {'the ' if lost else ''}{count} recorded step{'s' * (count > 1)}"
+    steps = f"in {'the ' if lost else ''}{count} record{'s' * (count > 1)}"
     after = f"; {lost}" if lost else ""
     said = f"no open problem {steps}{after}{healed}"
     what, span = course.way
