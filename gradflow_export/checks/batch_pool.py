@@ -143,6 +143,7 @@ class Remembered:
         self._shape: tuple[Any, ...] = ()
         self._first: Floats | None = None
         self._varies = False
+        self._ways = np.zeros((2, 0), dtype=np.bool_)
         self._signs: list[Floats] = []
         self._chosen: list[float] = []
         self._levels: deque[float] = deque(maxlen=10)
@@ -159,6 +160,7 @@ class Remembered:
         """
         rows = np.asarray(values, dtype=np.float64)
         if found.graded:
+            self._pulled(rows[:, found.inputs + found.outputs :])
             found, rows = _understood(found, rows)
         x = rows[:, : found.inputs]
         out: dict[str, float] = {}
@@ -257,6 +259,12 @@ class Remembered:
         self._often += (labels[:, None] == np.arange(classes)).sum(axis=0)
         found = heavy_class(self._often, weights)
         return {} if found is None else {f"mistake.{_ODD[found[0]]}": {site: found[1]}}
+
+    def _pulled(self, gradients: Floats) -> None:
+        """Know that targets differ where some answers are pulled up and others down, though neither may be read."""
+        ways = np.array([(gradients < 0).any(axis=0), (gradients > 0).any(axis=0)])
+        self._ways = ways | self._ways if self._ways.shape == ways.shape else ways
+        self._varies |= bool(self._ways.all(axis=0).any())
 
     def _add(self, found: Found, x: Floats, targets: Floats) -> None:
         shape = (found.kind, found.inputs, found.outputs)

@@ -242,3 +242,44 @@ def test_inputs_are_what_the_model_was_given_where_no_layer_keeps_them() -> None
     told = [record for record in writer.records if record.facts.get("target.dependence")]
     assert told
     assert not any(record.facts.get("input.rms") for record in writer.records)
+
+
+def _one(z: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(z, torch.ones_like(z))
+
+
+def _passed(*losses: Tensor) -> None:
+    for loss in losses:
+        loss.backward()
+
+
+CRITICS: dict[str, Callable[[nn.Module, Tensor, Tensor, int], None]] = {
+    "one loss": lambda m, x, z, _: _passed(functional.softplus(-m(x)).mean() + functional.softplus(m(z)).mean()),
+    "logarithms": lambda m, x, z, _: _passed(-functional.logsigmoid(m(x)).mean() - functional.logsigmoid(-m(z)).mean()),
+    "two losses": lambda m, x, z, _: _passed(functional.softplus(-m(x)).mean(), functional.softplus(m(z)).mean()),
+    "in turns": lambda m, x, z, i: _passed(functional.softplus(m(z) if i % 2 else -m(x)).mean()),
+}
+
+
+@pytest.mark.parametrize("form", CRITICS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_samples_that_a_critic_tells_from_noise_are_no_equal_targets(form: str, seed: int) -> None:
+    """Data may be read off their gradient and noise, whose answers are all alike, not: it is pulled the other way."""
+    torch.manual_seed(seed)
+    critic = nn.Sequential(nn.Linear(2, 24), nn.LeakyReLU(), nn.Linear(24, 1))
+    optimizer, writer = torch.optim.Adam(critic.parameters(), 2e-3), MemoryWriter()
+    with Exporter(critic, backends=[writer], verbose=0, budget=None).watch() as exporter:
+        for step in range(130):
+            optimizer.zero_grad()
+            CRITICS[form](critic, 0.006 * torch.randn(64, 2), 3 * torch.randn(64, 2), step)
+            optimizer.step()
+    assert IssueType.BAD_TARGETS not in {issue.issue_type for issue in exporter.issues}
+
+
+@pytest.mark.parametrize("wanted", [0.0, 1.0])
+def test_equal_targets_are_told_though_nothing_says_so_but_the_gradient(wanted: float) -> None:
+    """Where all answers are pulled one way, those that are read tell of the others."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
+    exporter, _ = _watched(model, lambda z, _: functional.softplus((1 - 2 * wanted) * z).mean())
+    assert (IssueType.BAD_TARGETS, "constant") in {(issue.issue_type, issue.cause) for issue in exporter.issues}
