@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from gradflow_export.autograd_graph.layer_graph import LOOKUPS, is_factor, is_straight
+from gradflow_export.autograd_graph.layer_graph import LOOKUPS, Straight, is_factor, is_straight
 from gradflow_export.autograd_graph.loss_graph import LAYERS, through_shapes
 from gradflow_export.autograd_graph.loss_shape import adds_bias
 from gradflow_export.autograd_graph.nodes import ATTENTION, Op, below, kind_of, takers_in
@@ -161,3 +162,12 @@ def _is_added(results: Iterable[Node], takers: Mapping[Node, list[Node]]) -> boo
         if any(kind_of(taker) in _JOINED and not adds_bias(taker) for taker in takers.get(node, ())):
             return True
     return False
+
+
+def row_length(run: tuple[Straight, ...]) -> int:
+    """Return how many layers stand in a row without need, 1 where each narrows what the next one widens.
+
+    Such a factorisation of low rank is made on purpose; any other hidden layer adds nothing to a single one.
+    """
+    idle = any(a.outputs >= min(a.inputs, b.outputs) for a, b in itertools.pairwise(run))
+    return len(run) if idle else min(len(run), 1)
