@@ -34,9 +34,9 @@ class LearningRate(Rule):
     Too small: all steps together would move the weights by less than ``travel`` of their norm, although they lead the
     same way, and the learning rate is not rising (warm-up). Gradients of a long window agree (``agree``), by ``ahead``
     times the movement of the weights or more: nothing that the weights did has changed what is asked of them; and the
-    loss is above ``halfway`` of its first value, or at updates below ``timid`` no better than a constant's. Or even
-    along the gradient, a tenth less loss would take ``steps`` steps, where ``L / (||g|| ||update||)`` is the number of
-    steps to zero loss along the tangent.
+    loss was always above ``halfway`` of its first value, or at updates below ``timid`` no better than a constant's. Or
+    even along the gradient, a tenth less loss would take ``steps`` steps, where ``L / (||g|| ||update||)`` is the
+    number of steps to zero loss along the tangent.
 
     Where clipping leaves less than ``tight`` of the gradient, and updates are as large as that allows, its limit is
     named; adaptive optimizers undo clipping.
@@ -213,8 +213,9 @@ class LearningRate(Rule):
         known = int(history.at_sites("loss.over_constant").present.sum()) > 2
         flat = none_better(history, 0.9, 3) if known else signed or stuck(history, self.settle) or None
         timid = ratio < self.timid and flat is not None and not fell(history)
-        # Steps that are too short do not drive a loss far above where it began.
-        near = not signed and self.halfway * first < now < first / self.halfway
+        # Steps that are too short do not drive a loss far above where it began, nor had they ever brought it far down.
+        low = min(now, *map(median, np.array_split(history.run("loss").whole()[1], 8)))
+        near = not signed and self.halfway * first < low <= now < first / self.halfway
         lasts = near and agree >= self.ahead * ratio * history.seen
         rises = rate.last > 1.05 * rate.values[-30:].min(initial=math.inf)
         return agree if timid or (lasts and not rises and history.seen >= self.patient) else 0.0
