@@ -174,9 +174,8 @@ class InputInstrument(Reader):
         memory, said = self._remembered.setdefault(layers.last, Remembered()), _rows(rows).float()
 
         def take(gradient: Tensor) -> None:
-            values = torch.cat([*([] if given is None else [given]), said, _rows(gradient).float()], dim=1)
-            sample = ClueSample("loss.over_constant", found.site, values.contiguous(), partial(memory.take, found))
-            self._out.append(sample)
+            values = torch.cat([*([] if given is None else [given]), said, _rows(gradient).float()], dim=1).contiguous()
+            self._out.append(ClueSample("loss.over_constant", found.site, values, partial(memory.take, found)))
 
         answer.take = take
         self._out += self._draws.see(first, None)

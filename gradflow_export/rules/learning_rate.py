@@ -122,11 +122,8 @@ class LearningRate(Rule):
         if not (first > 0 and np.isfinite(first)):
             return ()
         slow = (self._decayed, self._short) if not converged(history) else ()
-        found = (
-            *self._large(history, first, now),
-            *(each for rule in slow for each in rule(record, history, first, now)),
-        )
-        return found[:1]
+        too_slow = (each for rule in slow for each in rule(record, history, first, now))
+        return (*self._large(history, first, now), *too_slow)[:1]
 
     def lasts(self, issue: Issue, history: History) -> bool:
         """Return whether a rate that was too large is as it was, and the loss no better than at first; or clipping is.
@@ -319,12 +316,12 @@ class UnevenSteps(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the greatest of all steps of each layer by the greatest of the last ones."""
         ratios, moves = (history.at_sites(f"parameter.update_{name}") for name in ("ratio", "norm"))
-        if history.seen < self.settle or len(ratios.sites) < 2 or len(ratios.steps) < 5 or warms_up(history):
+        known = len(ratios.sites) >= 2 and len(ratios.steps) >= 5 and moves.sites == ratios.sites
+        if history.seen < self.settle or not known or warms_up(history):
             return ()
         told = np.where(ratios.present & np.isfinite(ratios.values), ratios.values, 0.0)
         lately, most = told.astype(np.float64).max(axis=0), ratios.high.astype(np.float64)
-        size = dict(zip(moves.sites, moves.values.max(axis=0, initial=0.0).tolist(), strict=True))
-        length = np.array([size.get(site, 0.0) for site in ratios.sites])
+        length = moves.values.max(axis=0)
         still = (most > 0) & (most * history.seen < self.rest)
         fast = lately[length > self.longer * length[still].max(initial=0.0)].max(initial=0.0)
         still &= (most * self.apart < fast) & (not solved(history))

@@ -15,6 +15,7 @@ from gradflow_export.autograd_graph.loss_graph import LAYERS, through_shapes
 from gradflow_export.autograd_graph.loss_shape import adds_bias
 from gradflow_export.autograd_graph.nodes import ATTENTION, Op, below, kind_of, takers_in
 from gradflow_export.hooks import torch_private
+from gradflow_export.rules.signals import owner
 
 Node = Any
 _PASSED = frozenset(
@@ -119,9 +120,7 @@ def _chain(node: Node, known: Mapping[Node, str]) -> list[Node]:
 def _alike(first: str, second: str, modules: Mapping[str, nn.Module]) -> bool:
     """Whether two layers are of one kind and one parent, fit directly, and their middle expresses no low rank."""
     a, b = modules[first], modules[second]
-    if not (_owns_weight(a) and _owns_weight(b)):
-        return False
-    if first.rpartition(".")[0] != second.rpartition(".")[0] or _sizes(a)[1] != _sizes(b)[0]:
+    if not (_owns_weight(a) and _owns_weight(b) and owner(first) == owner(second) and _sizes(a)[1] == _sizes(b)[0]):
         return False
     kinds = [(getattr(each, "kernel_size", ()), getattr(each, "dilation", ())) for each in (a, b)]
     return kinds[0] == kinds[1] and _width(a, b) >= 1.0
