@@ -338,9 +338,7 @@ def _rateless(sites: tuple[str, ...], still: BoolArray, total: int) -> Iterable[
         )
 
 
-def _frozen(
-    sites: tuple[str, ...], frozen: BoolArray, trained: BoolArray, ever: Codes, least: int
-) -> Iterable[_Told]:
+def _frozen(sites: tuple[str, ...], frozen: BoolArray, trained: BoolArray, ever: Codes, least: int) -> Iterable[_Told]:
     """Yield what is frozen the wrong way round: the output layer, or one of ``least`` like layers, where others learn.
 
     A layer is frozen, or trained, if its matrices are, which hold nearly all of its entries; its vectors count where it
