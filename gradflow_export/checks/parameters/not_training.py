@@ -343,7 +343,7 @@ def _frozen(sites: tuple[str, ...], frozen: BoolArray, trained: BoolArray, ever:
 
     A layer is frozen, or trained, if its matrices are, which hold nearly all of its entries; its vectors count where it
     has no matrix. Layers are alike whose parameters are: as many matrices and vectors, in the same order. Of layers
-    that learned before, one alike is enough: whoever freezes what is trained begins at the input.
+    that learned before, one alike is enough: freezing what is trained usually begins at the input.
     """
     by_module: dict[str, list[int]] = {}
     for index, site in enumerate(sites):
