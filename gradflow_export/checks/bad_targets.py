@@ -262,9 +262,8 @@ class EmptyLoss(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge all losses so far."""
         loss, gradient = history.run("loss"), history.run("gradient.total_norm")
-        if loss.count < self.least or 2 * gradient.count < self.least:
-            return ()
-        if not (loss.low == loss.high == gradient.low == gradient.high == 0.0):
+        told = loss.count >= self.least and 2 * gradient.count >= self.least
+        if not (told and loss.low == loss.high == gradient.low == gradient.high == 0.0):
             return ()
         return (
             Finding(

@@ -370,8 +370,7 @@ def _greatest(history: History) -> list[float]:
     """Return the greatest of the losses against the best constant, reading by reading."""
     series = history.at_sites("loss.over_constant")
     usable = series.present & np.isfinite(series.values)
-    rows = usable.any(axis=1)
-    values = np.where(usable, series.values, np.float32(-np.inf))[rows]
+    values = np.where(usable, series.values, np.float32(-np.inf))[usable.any(axis=1)]
     return [float(value) for value in values.max(axis=1, initial=-np.inf)]
 
 

@@ -133,9 +133,7 @@ def number(value: float) -> str:
     >>> number(0.0123456), number(float("inf"))
     ('0.0123', 'infinite')
     """
-    if math.isnan(value):
-        return "NaN"
-    return "infinite" if math.isinf(value) else f"{value:.3g}"
+    return "NaN" if math.isnan(value) else "infinite" if math.isinf(value) else f"{value:.3g}"
 
 
 def some(names: tuple[str, ...], limit: int = 3) -> str:

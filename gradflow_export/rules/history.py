@@ -100,7 +100,7 @@ class SiteSeries:
         self._steps = np.zeros(2 * window, dtype=np.int64)
         self._values: FloatArray = np.zeros((2 * window, 0), dtype=np.float32)
         self._present: BoolArray = np.zeros((2 * window, 0), dtype=np.bool_)
-        self.first: FloatArray = np.zeros(0, dtype=np.float32)
+        self.first = self._high = np.zeros(0, dtype=np.float32)
         self._waiting = 0
         self._end = self.left = 0
 
@@ -110,6 +110,7 @@ class SiteSeries:
             self._widen(reading.sites)
         if self._end == 2 * self._window:
             keep = slice(self._window + 1, None)
+            self._high = np.fmax(self._high, np.fmax.reduce(self._values[: self._window + 1]))
             for array in (self._steps, self._values, self._present):
                 array[: self._window - 1] = array[keep]
             self._end = self._window - 1
@@ -134,12 +135,14 @@ class SiteSeries:
             return
         if len(self.sites) + len(new) > self._limit:
             self.sites, self._columns, self._end, new = (), {}, 0, sites
-            self._values, self._present, self.first = self._values[:, :0], self._present[:, :0], self.first[:0]
+            self._values, self._present = self._values[:, :0], self._present[:, :0]
+            self.first, self._high = self.first[:0], self._high[:0]
         self._columns.update({site: len(self.sites) + index for index, site in enumerate(new)})
         self.sites += new
         pad = ((0, 0), (0, len(new)))
         self._values, self._present = np.pad(self._values, pad), np.pad(self._present, pad)
         self.first = np.pad(self.first, (0, len(new)), constant_values=np.nan)
+        self._high = np.pad(self._high, (0, len(new)))
         self._waiting += len(new)
 
     @property
@@ -151,6 +154,11 @@ class SiteSeries:
     def values(self) -> FloatArray:
         """Values, oldest first; 0 where missing. Shape: ``[<= window, len(sites)]``."""
         return self._values[max(0, self._end - self._window) : self._end]
+
+    @property
+    def high(self) -> FloatArray:
+        """The greatest value that ever arrived at each site, 0 where none was greater. Shape: ``[len(sites)]``."""
+        return np.fmax(self._high, np.fmax.reduce(self._values[: self._end], initial=0.0))
 
     @property
     def present(self) -> BoolArray:

@@ -838,6 +838,16 @@ def test_a_warm_up_is_counted_in_steps_and_a_loss_may_lie_below_zero():
     assert not judged(LearningRate(), tiny_steps(-1.0, rise=0.01)).issues
 
 
+@pytest.mark.parametrize("lowest", [0.3, 0.8])
+def test_steps_that_brought_the_loss_far_down_were_not_too_short(lowest):
+    """Targets that grow, as those of a value that is estimated by itself, turn a loss that had fallen and its gradients
+    one way; a loss that never came down is told."""
+    levels = np.interp(np.arange(1, 401), [1, 100, 150, 300, 400], [1.0, lowest, lowest, 0.9, 0.9])
+    beside = {"update__ratio": 4e-4, "learning_rate": 1e-3, "gradient__cosine": 0.7, "gradient__total_norm": 1.0}
+    records = [record(i, loss=float(level), **beside) for i, level in enumerate(levels, 1)]
+    assert bool(judged(LearningRate(), records).issues) == (lowest > 0.5)
+
+
 def clipped_away(ends):
     """Records of a run whose gradients are clipped to next to nothing from step 31 on, read seldom from step 41 on."""
     for step in (*range(1, 41), *range(44, 201, 4)):
