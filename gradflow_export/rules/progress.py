@@ -81,7 +81,7 @@ class Stagnation(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the updates of this record and the readings before it."""
         trainable = record.get("parameter.trainable")
-        readings = history.at_sites("parameter.changed")
+        readings, norms = history.at_sites("parameter.changed"), history.at_sites("parameter.gradient_norm")
         if trainable is None or len(readings.steps) < self.readings:
             return ()
         sites = tuple(trainable.sites)
@@ -110,7 +110,9 @@ class Stagnation(Rule):
             replace(
                 self._finding(why, layers, int(first[layers[0]]), record.step, trainable),
                 # The last that moved a parameter is one of the steps that the reading before covers.
-                before=None if why == CUT else unread(readings.steps, int(first[layers[0]]) - 1),
+                before=unread(norms.steps, cut[layers[0]])
+                if why == CUT
+                else unread(readings.steps, int(first[layers[0]]) - 1),
             )
             for why, layers in reasons.items()
             if layers
@@ -143,7 +145,7 @@ class Stagnation(Rule):
         }
 
     def _cut(self, history: History, sites: tuple[str, ...]) -> dict[str, int]:
-        """Return since when parameters get a gradient of exactly 0, beside others of their module that have one."""
+        """Return the first step with a gradient of exactly 0 of those whose module's other parameters have one."""
         norms = history.at_sites("parameter.gradient_norm")
         if len(norms.steps) <= self.readings or shut(history):
             return {}
@@ -152,7 +154,8 @@ class Stagnation(Rule):
         had = dict(zip(norms.sites, norms.first.tolist(), strict=True))
         since, count = _unchanged(sites, norms)
         rests = (norms.steps[-1] - since + 1 >= self.span) & (count > self.readings)
-        cut = zip(sites, since.tolist(), rests.tolist(), strict=True)
+        first = norms.steps[np.searchsorted(norms.steps, since)]
+        cut = zip(sites, first.tolist(), rests.tolist(), strict=True)
         return {site: start for site, start, still in cut if still and had[site] > 0 and owner(site) in learn}
 
     def _blank(self, record: StepRecord, sites: tuple[str, ...], layers: tuple[str, ...]) -> tuple[str, ...]:
@@ -179,6 +182,7 @@ class Stagnation(Rule):
             _ADVICE[why].format(layer=layers[0]),
             since=since,
             cause=why,
+            origin=why * (why == CUT),
             follows_from=(IssueType.VANISHING,) if why in {ROUNDING, ZERO_GRADIENT} else (),
         )
 

@@ -69,3 +69,18 @@ def test_rest_may_have_begun_in_all_steps_that_the_last_change_covers():
         return StepRecord(step, float(step), (Reading.run("loss", 0.5), moved, *whole))
 
     assert told(Stagnation(), map(record, (*range(1, 11), 400, *range(438, 460)))) == (439, 37)
+
+
+@pytest.mark.parametrize(("apart", "since", "before"), [(1, 203, 0), (16, 208, 15), (64, 256, 63)])
+def test_a_gradient_that_is_zero_since_a_reading_may_have_been_so_after_the_one_before(apart, since, before):
+    """It is dated by the first reading without it, not by the step after the last one with it."""
+
+    def record(step):
+        norms = Reading.of("parameter.gradient_norm", ("a.weight", "a.bias"), [float(step < 203), 1.0])
+        whole = [
+            Reading.of(f"parameter.{what}", norms.sites, [1.0] * 2)
+            for what in ("trainable", "changed", "learning_rate")
+        ]
+        return StepRecord(step, float(step), (Reading.run("loss", 0.5), norms, *whole))
+
+    assert told(Stagnation(), map(record, range(apart, 203 + 20 * apart, apart))) == (since, before)
