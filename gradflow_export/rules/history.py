@@ -204,6 +204,16 @@ class History:
         elif (value := facts[RUN_SITE]) is not None:
             self.run(name).add(step, float(value))
 
+    def last_read(self, names: Iterable[str], step: int) -> int:
+        """Return the last step before one in which some of what is remembered was read; else the loss is asked."""
+        known = self._metrics.intersection(names) or ("loss",)
+        steps = [
+            int(past[past < step][-1:].sum())
+            for name in known
+            for past in (self.run(name).all()[0], np.append(self.at_sites(name).left, self.at_sites(name).steps))
+        ]
+        return max(*steps, min(self.begun, step - 1))
+
     def run(self, metric: str) -> RunSeries:
         """Return the past of a run-level metric; empty when it never arrived."""
         known = self._runs.get(metric)

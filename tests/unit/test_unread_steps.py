@@ -1,12 +1,18 @@
 """What may have begun in steps that nobody read is dated so, also where it shows in seldom readings or in two only."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 
+from gradflow_export.checks.parameters.left_frozen import LeftFrozen
 from gradflow_export.checks.parameters.not_training import NotTraining
 from gradflow_export.checks.wrong_loss import WrongLoss
 from gradflow_export.records.evidence import Evidence, Wiring
-from gradflow_export.records.loss_mistakes import MAXIMISED
+from gradflow_export.records.issues import IssueType, Severity
+from gradflow_export.records.loss_mistakes import BROADCAST, MAXIMISED, SOFTMAX_BEFORE_CE
 from gradflow_export.records.step_record import Reading, StepRecord
+from gradflow_export.rules.base import Finding, Rule
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.progress import Stagnation
 
@@ -84,3 +90,78 @@ def test_a_gradient_that_is_zero_since_a_reading_may_have_been_so_after_the_one_
         return StepRecord(step, float(step), (Reading.run("loss", 0.5), norms, *whole))
 
     assert told(Stagnation(), map(record, range(apart, 203 + 20 * apart, apart))) == (since, before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dull(Rule):
+    """Finds a rank below 1, for sure from a step on."""
+
+    harms: int = 0
+    patience: int = 2
+
+    needs: ClassVar[tuple[str, ...]] = ("block.effective_rank",)
+
+    def check(self, record, history):
+        low = record.value("block.effective_rank") < 1
+        found = Finding(IssueType.BOTTLENECK, Severity.HIGH, ("",), 0.0, 1.0, "", "", sure=history.seen >= self.harms)
+        return (found,) if low else ()
+
+
+@pytest.mark.parametrize("harms", [0, 550])
+@pytest.mark.parametrize(("apart", "begin"), [(1, 203), (7, 203), (50, 337), (50, 350), (64, 450)])
+def test_what_is_read_seldom_is_dated_by_its_own_readings_whenever_it_is_sure(apart, begin, harms):
+    """The loss, which is read at every step, tells nothing of it; nor does it begin when it does harm."""
+
+    def record(step):
+        loss, rank = Reading.run("loss", 0.5), Reading.run("block.effective_rank", float(step < begin))
+        return StepRecord(step, float(step), (loss, rank) if step % apart == 0 or step == 1 else (loss,))
+
+    first = -(-begin // apart) * apart
+    assert told(Dull(harms=harms), map(record, range(1, 1500))) == (first, apart - 1)
+    assert told(Dull(harms=harms), (record(step) for step in range(begin, 1500) if step % apart == 0)) == (first, 0)
+
+
+def test_what_holds_no_more_before_it_is_sure_is_dated_anew():
+    """Only the last time that it began counts."""
+
+    def record(step):
+        return StepRecord(step, float(step), (Reading.run("block.effective_rank", float(30 <= step < 60)),))
+
+    assert told(Dull(harms=100), map(record, range(1, 120))) == (60, 0)
+
+
+@pytest.mark.parametrize(("mistake", "apart"), [(SOFTMAX_BEFORE_CE, 1), (SOFTMAX_BEFORE_CE, 25), (BROADCAST, 40)])
+def test_a_wrong_loss_is_dated_by_the_last_look_at_a_loss_without_it(mistake, apart):
+    """Where there is no mistake none is recorded, but what else is read of a loss is."""
+
+    def record(step):
+        facts = {"loss": {"known": 1.0}, **({"mistake": {mistake: 1.0}} if step >= 300 else {})}
+        evidence = tuple(Evidence(kind, "", step, values) for kind, values in facts.items())
+        looked = step == 1 or step % apart == 0
+        return StepRecord(step, float(step), (Reading.run("loss", 0.5),), evidence=evidence if looked else ())
+
+    first = -(-300 // apart) * apart
+    assert told(WrongLoss(), map(record, range(1, 500))) == (first, apart - 1)
+
+
+def test_a_minus_that_was_always_there_is_dated_by_the_first_step():
+    """It is reported once the loss has grown."""
+
+    def record(step):
+        facts = {"loss": {"over_constant": 0.1 * step}, "mistake": {MAXIMISED: 1.0}}
+        evidence = tuple(Evidence(kind, "head", step, values) for kind, values in facts.items())
+        return StepRecord(step, float(step), (Reading.run("loss", -0.1 * step),), evidence=evidence)
+
+    assert told(WrongLoss(), map(record, range(1, 50))) == (1, 0)
+
+
+def test_weights_frozen_at_zero_are_so_since_they_were_frozen():
+    """Their size is read once, later than that, and they are reported later still."""
+
+    def record(step):
+        facts = [("connection", s, {"state": float(Wiring.CALLED if s == "b.weight" else CONNECTED)}) for s in SITES]
+        facts += [("parameter", "b.weight", {"frozen_size": 0.0})] * (step == 8)
+        evidence = tuple(Evidence(kind, site, step, values) for kind, site, values in facts)
+        return StepRecord(step, float(step), (Reading.run("loss", 0.5),), evidence=evidence)
+
+    assert told(LeftFrozen(), map(record, range(1, 40))) == (1, 0)
