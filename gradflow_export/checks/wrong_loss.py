@@ -386,20 +386,14 @@ def _turned(history: History) -> tuple[float, float, bool] | None:
     return (size, 1 / 3, True) if 1 / 3 <= size <= 3 else None
 
 
-def _turned_at(history: History) -> int | None:
-    """Return the first step with a loss below 0 after those that were none, ``None`` where it always was."""
-    loss = history.run("loss")
-    turn = int(begun(loss.steps, loss.values[:, None] < 0, again=1)[0])
-    return int(loss.steps[turn]) if turn < len(loss.steps) else None
-
-
 def _finding(
     site: str, value: float, threshold: float, sure: bool, layers: tuple[str, ...], history: History
 ) -> Finding:
-    message, advice = _TOLD[site]
-    since = _turned_at(history) if site == known.MAXIMISED else None
+    (message, advice), loss = _TOLD[site], history.run("loss")
+    turn = int(begun(loss.steps, loss.values[:, None] < 0, again=1)[0]) if site == known.MAXIMISED else 0
+    around = loss.steps[turn - 1 :][:2].tolist() if turn else []  # the last loss above 0, and the first below
+    since, before = (around[1], around[1] - around[0] - 1) if len(around) > 1 else (None, None)
     places = {known.TARGETS_NO_SHARE: ("target",), known.OVER_SAMPLES: layers, known.OVER_QUERIES: layers}
-    before = None if since is None else since - 1 - history.last_read(("loss",), since)
     return Finding(
         IssueType.WRONG_LOSS, Severity.MEDIUM if site in _LESSER else Severity.HIGH, places.get(site, ("loss",)), value,
         threshold, message.format(number(value)), advice, since, before, cause=site, origin=site, sure=sure,

@@ -93,9 +93,9 @@ class Rule(abc.ABC):
             cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
 
     @property
-    def judged(self) -> tuple[str, ...]:
+    def judged(self) -> frozenset[str]:
         """Metrics and facts it judges."""
-        return (*self.needs, *self.evidence)
+        return frozenset((*self.needs, *self.evidence))
 
     @abc.abstractmethod
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:

@@ -12,33 +12,17 @@ from gradflow_export.records.ignored import Ignored, note_of_ignored
 from gradflow_export.records.lost import DISABLED
 from gradflow_export.records.step_record import Issue, IssueType, Note, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule
-from gradflow_export.rules.history import History
+from gradflow_export.rules.history import History, Kinds
 from gradflow_export.rules.unclipped import before_clipping
 
 _log = logging.getLogger("gradflow_export")
 
 NOT_TRAINING = frozenset({"eval", "evaluation", "val", "valid", "validation", "test"})
 
-KINDS = 64
-"""Combinations of metrics and facts for which it is remembered which rules look at them."""
-
 _Key = tuple[IssueType, str, str]
 _WHOLE = "\0"
 MEANT = "\0ignored"
 """End of the cause of a finding that is ignored, so that it shares no issue with one that is not."""
-
-
-@dataclass
-class _Kind:
-    """Records in which the same was read.
-
-    Attributes:
-        rules: Those that look at them, with their places.
-        last: Step of the last that was judged, ``None`` before the first.
-    """
-
-    rules: tuple[tuple[int, Rule], ...]
-    last: int | None = None
 
 
 @dataclass
@@ -97,7 +81,7 @@ class Judge:
         self._failures: dict[str, int] = {}
         self._set_aside: set[int] = set()
         self._doubted = False
-        self._kinds: dict[tuple[str, ...], _Kind] = {}
+        self._kinds = Kinds([rule.judged for rule in self._rules])
 
     def begin_again(self) -> None:
         """Forget all records and issues, as for a new session."""
@@ -136,8 +120,9 @@ class Judge:
         self._doubted = False
         events: list[int] = []
         loss = record.value("loss")
-        kind = self._kind(record)
-        for index, rule in kind.rules:
+        kind = self._kinds.of(record)
+        for index in kind.rules:
+            rule = self._rules[index]
             if index in self._set_aside or (rule.quiet and self._open and self._numerical()):
                 continue
             events += self._ask(index, rule, record, loss)
@@ -151,29 +136,6 @@ class Judge:
         if self._doubted and self.on_doubt is not None:
             self.on_doubt(record.step)
         return told
-
-    def _kind(self, record: StepRecord) -> _Kind:
-        """Return what is known of records like this one: there are few kinds of them."""
-        names = (*record.metrics, *record.facts)
-        if names not in self._kinds:
-            if len(self._kinds) >= KINDS:
-                del self._kinds[next(iter(self._kinds))]
-            present = frozenset(names)
-            self._kinds[names] = _Kind(
-                tuple((index, rule) for index, rule in enumerate(self._rules) if not present.isdisjoint(rule.judged))
-            )
-        return self._kinds[names]
-
-    def _unread(self, rule: Rule, record: StepRecord) -> int:
-        """Return how many steps before a record lie behind the last in which was read what the rule looks at in it.
-
-        What was never read before may be there because of what was found.
-        """
-        wanted = frozenset((*rule.judged, *rule.alongside))
-        kinds = [(wanted.intersection(names), kind.last) for names, kind in self._kinds.items() if kind.last]
-        read = wanted.intersection((*record.metrics, *record.facts)) & frozenset().union(*(names for names, _ in kinds))
-        lasts = [last for names, last in kinds if last and read and read <= names]
-        return record.step - 1 - max(lasts, default=self._history.begun)
 
     def _ask(self, index: int, rule: Rule, record: StepRecord, loss: float | None, concerned: bool = True) -> list[int]:
         """Return the places of the issues that a rule opened or closed; what it returns may be what fails."""
@@ -202,7 +164,10 @@ class Judge:
         for key, finding in seen.items():
             watch = watches.setdefault(key, _Watch())
             if not watch.held:
-                watch.since, watch.before = step, self._unread(rule, record)
+                watch.since, watch.before = (
+                    step,
+                    step - 1 - max(self._kinds.last(rule.judged.union(rule.alongside), record), self._history.begun),
+                )
             since = step + 1 if finding.since is None else max(finding.since, self._history.begun + 1)
             if since <= watch.since:
                 watch.since, watch.before = since, finding.before
@@ -240,8 +205,7 @@ class Judge:
             return grown
         free = [key for key in keys if watches[key].barred_until < step and not self._covered(rule, key, finding)]
         if not any(finding.urgent or watches[key].positives >= rule.patience for key in free):
-            seldom = not all((index, rule) in kind.rules for kind in self._kinds.values())
-            self._doubted |= bool(free) and seldom and finding.severity >= Severity.MEDIUM
+            self._doubted |= bool(free) and self._kinds.seldom(index) and finding.severity >= Severity.MEDIUM
             return None
         layers = tuple(key[2] for key in free) if rule.by_layer else finding.layers
         finding = finding.about(layers) if finding.about is not None else finding
