@@ -63,6 +63,29 @@ def test_a_lost_connection_is_dated_by_the_last_reading_that_had_it(gone, since,
     assert told(NotTraining(), map(record, steps)) == (since, before)
 
 
+@pytest.mark.parametrize(("since", "words"), [(1, "ever came back"), (20, "comes back any more")])
+@pytest.mark.parametrize("state", [Wiring.CALLED, Wiring.UNCALLED])
+def test_what_had_a_gradient_is_not_said_never_to_have_had_one(since, words, state):
+    """The graph was cut, or the call left out, while training."""
+
+    def record(step):
+        lost = step >= since
+        states = {site: CONNECTED if site != "b.weight" or not lost else CONNECTED & ~Wiring.GRADIENT for site in SITES}
+        states["b.weight"] |= state if lost else Wiring.CALLED
+        evidence = tuple(Evidence("connection", site, step, {"state": float(code)}) for site, code in states.items())
+        values = [1.0, None if lost else 1.0, 1.0]
+        norms = Reading.of("parameter.gradient_norm", SITES, values)
+        return StepRecord(step, float(step), (Reading.run("loss", 0.5), norms), evidence=evidence)
+
+    judge = Judge([NotTraining()], strict=True)
+    for step in range(1, 30):
+        judge.check(record(step))
+    (issue,) = judge.issues
+    calls = "never calls" if since == 1 else "no longer calls"
+    assert (words if state == Wiring.CALLED else calls) in issue.message
+    assert (issue.layer, issue.step) == ("b.weight", since)
+
+
 def test_rest_may_have_begun_in_all_steps_that_the_last_change_covers():
     """A reading that a parameter has changed is one of all steps since the reading before it."""
 
