@@ -33,9 +33,11 @@ class _Watch:
         held: Whether it held in the last record that shows it, be it for sure or not.
         since: The first step in a row at which it held.
         before: Number of steps directly before that in which nothing was read that would show it.
+        read: What was read in every record in which it held: a record that lacks some of it shows nothing else.
     """
 
     held: bool = False
+    read: frozenset[str] = frozenset()
     since: int = 0
     before: int = 0
     positives: int = 0
@@ -157,6 +159,7 @@ class Judge:
     def _settle(self, index: int, rule: Rule, record: StepRecord, findings: tuple[Finding, ...]) -> list[int]:
         """Return the numbers of the issues that opened, became worse or healed."""
         watches, step = self._watches[index], record.step
+        read = rule.judged.intersection((*record.metrics, *record.facts))
         seen: dict[_Key, Finding] = {}
         for finding in findings:
             for key in _keys(rule, finding):
@@ -164,20 +167,20 @@ class Judge:
         for key, finding in seen.items():
             watch = watches.setdefault(key, _Watch())
             if not watch.held:
-                watch.since, watch.before = (
-                    step,
-                    step - 1 - max(self._kinds.last(rule.judged.union(rule.alongside), record), self._history.begun),
-                )
+                last = self._kinds.last(rule.judged.union(rule.alongside), record)
+                watch.since, watch.before, watch.read = step, step - 1 - max(last, self._history.begun), read
             since = step + 1 if finding.since is None else max(finding.since, self._history.begun + 1)
             if since <= watch.since:
                 watch.since, watch.before = since, finding.before
                 if watch.before is None:
                     watch.before = since - 1 - self._history.last_read(rule.judged, since)
-            watch.held = True
+            watch.read &= read
         for key, watch in watches.items():
-            watch.held = key in seen
-            sure = watch.held and seen[key].sure
-            watch.positives, watch.negatives = (watch.positives + 1, 0) if sure else (0, watch.negatives + 1)
+            watch.held = key in seen or (watch.held and not watch.read <= read)
+            if key in seen and seen[key].sure:
+                watch.positives, watch.negatives = watch.positives + 1, 0
+            elif key in seen or watch.read <= read:
+                watch.positives, watch.negatives = 0, watch.negatives + 1
         events = self._heal(index, rule, step)
         events += filter(None, [self._raise_issue(index, rule, step, finding) for finding in findings if finding.sure])
         return events
