@@ -98,6 +98,11 @@ class Rule(abc.ABC):
         """Metrics and facts it judges."""
         return frozenset((*self.needs, *self.evidence))
 
+    @property
+    def shown(self) -> frozenset[str]:
+        """What is read where it finds something, and some of it also where there is nothing to find."""
+        return self.judged.union(self.alongside)
+
     @abc.abstractmethod
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Return what is wrong in this record.

@@ -167,13 +167,13 @@ class Judge:
         for key, finding in seen.items():
             watch = watches.setdefault(key, _Watch())
             if not watch.held:
-                last = self._kinds.last(rule.judged.union(rule.alongside), record)
+                last = self._kinds.last(rule.shown, record)
                 watch.since, watch.before, watch.read = step, step - 1 - max(last, self._history.begun), read
             since = step + 1 if finding.since is None else max(finding.since, self._history.begun + 1)
             if since <= watch.since:
                 watch.since, watch.before = since, finding.before
                 if watch.before is None:
-                    watch.before = since - 1 - self._history.last_read(rule.judged, since)
+                    watch.before = since - 1 - self._history.last_read(rule.shown, since)
             watch.read &= read
         for key, watch in watches.items():
             watch.held = key in seen or (watch.held and not watch.read <= read)

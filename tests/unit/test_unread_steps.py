@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import pytest
 
+from gradflow_export.checks.evaluation.modes import WrongMode
 from gradflow_export.checks.parameters.left_frozen import LeftFrozen
 from gradflow_export.checks.parameters.not_training import NotTraining
 from gradflow_export.checks.wrong_loss import WrongLoss
@@ -165,6 +166,18 @@ def test_a_wrong_loss_is_dated_by_the_last_look_at_a_loss_without_it(mistake, ap
 
     first = -(-300 // apart) * apart
     assert told(WrongLoss(), map(record, range(1, 500))) == (first, apart - 1)
+
+
+@pytest.mark.parametrize("apart", [1, 9])
+def test_a_mode_is_dated_by_the_last_step_that_was_recorded(apart):
+    """A model in training mode leaves no fact behind."""
+
+    def record(step):
+        asleep = (Evidence("mode", "drop", step, {"training_evaluation": 1.0}),) if step >= 203 else ()
+        return StepRecord(step, float(step), (Reading.run("loss", 0.5),), evidence=asleep)
+
+    first = -(-203 // apart) * apart
+    assert told(WrongMode(), map(record, (1, *range(2 * apart, 400, apart)))) == (first, apart - 1)
 
 
 def test_a_minus_that_was_always_there_is_dated_by_the_first_step():
