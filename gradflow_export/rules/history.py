@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -171,6 +173,55 @@ def unread(steps: npt.NDArray[np.int64], step: int) -> int:
     return int((step - 1 - steps[steps < step][-1:]).sum())
 
 
+@dataclass
+class Kind:
+    """Records in which the same was read.
+
+    Attributes:
+        rules: Places of the rules that look at them.
+        last: Step of the last that was judged, 0 before the first.
+    """
+
+    rules: tuple[int, ...]
+    last: int = 0
+
+
+class Kinds:
+    """The kinds of records there were: few, because what is read together is due together.
+
+    Args:
+        judged: The metrics and facts that each rule looks at.
+        most: Kinds that are remembered; the oldest goes first.
+    """
+
+    def __init__(self, judged: Sequence[frozenset[str]], most: int = 64) -> None:
+        self._judged, self._most = judged, most
+        self._kinds: dict[tuple[str, ...], Kind] = {}
+
+    def of(self, record: StepRecord) -> Kind:
+        """Return what is known of records like this one."""
+        names = (*record.metrics, *record.facts)
+        if names not in self._kinds:
+            if len(self._kinds) >= self._most:
+                del self._kinds[next(iter(self._kinds))]
+            each = enumerate(self._judged)
+            self._kinds[names] = Kind(tuple(place for place, judged in each if not judged.isdisjoint(names)))
+        return self._kinds[names]
+
+    def last(self, wanted: frozenset[str], record: StepRecord) -> int:
+        """Return the last step before a record in which the same was read of what is wanted; 0 where none is known.
+
+        What was never read before may be there because of what was found, and tells nothing.
+        """
+        kinds = [(wanted.intersection(names), kind.last) for names, kind in self._kinds.items() if kind.last]
+        read = wanted.intersection((*record.metrics, *record.facts)).intersection(chain(*(names for names, _ in kinds)))
+        return max((last for names, last in kinds if read and read <= names), default=0)
+
+    def seldom(self, place: int) -> bool:
+        """Return whether a rule does not look at every record."""
+        return not all(place in kind.rules for kind in self._kinds.values())
+
+
 class History:
     """Bounded windows of the metrics and facts that rules asked to remember; nothing grows with the number of steps.
 
@@ -211,6 +262,16 @@ class History:
             self.at_sites(name).add(step, Reading.of(name, tuple(facts), list(facts.values())))
         elif (value := facts[RUN_SITE]) is not None:
             self.run(name).add(step, float(value))
+
+    def last_read(self, names: Iterable[str], step: int) -> int:
+        """Return the last step before one in which some of what is remembered was read; else the loss is asked."""
+        known = self._metrics.intersection(names) or ("loss",)
+        steps = [
+            int(past[past < step][-1:].sum())
+            for name in known
+            for past in (self.run(name).all()[0], np.append(self.at_sites(name).left, self.at_sites(name).steps))
+        ]
+        return max(*steps, min(self.begun, step - 1))
 
     def run(self, metric: str) -> RunSeries:
         """Return the past of a run-level metric; empty when it never arrived."""

@@ -243,6 +243,12 @@ def connected(history: History, wanted: int) -> set[str]:
     return set(itertools.compress(series.sites, (connections(series) & wanted == wanted).any(axis=0)))
 
 
+def lately(history: History, wanted: int, lacking: int) -> set[str]:
+    """Return the parameters that had all of some connections, and none of others, at the newest reading."""
+    series = history.at_sites("connection.state")
+    return set(itertools.compress(series.sites, (connections(series)[-1:] & (wanted | lacking) == wanted).any(axis=0)))
+
+
 def begun(steps: npt.NDArray[np.int64], flags: BoolArray, again: int = AGAIN) -> npt.NDArray[np.int64]:
     """Return since which reading something holds that held in none before: where it began, and is no coincidence.
 

@@ -53,6 +53,16 @@ def lets_go(model, optimizer, place):
     group["params"] = [p for p in group["params"] if id(p) not in gone]
 
 
+def blanks(model, _optimizer, _place):
+    """Give it the same input for all samples."""
+    model.register_forward_pre_hook(lambda _model, args: (torch.zeros_like(args[0]),))
+
+
+def squashes(model, _optimizer, _place):
+    """Give the loss, which takes logits, probabilities."""
+    model.register_forward_hook(lambda _model, _args, out: out.softmax(1))
+
+
 def watcher(monkeypatch, model, *, budget):
     """Return an exporter that records every step, or as few as a budget lets it, whatever the machine's speed."""
     monkeypatch.setattr(_Factor, "book", lambda *_args, **_kwargs: None)
@@ -85,7 +95,9 @@ def causes(monkeypatch, fault, place, begin, seed, *, budget):
     (dies, 0, 331, IssueType.DEAD), (evaluates, 0, 307, IssueType.EVAL_RANDOM),
     (evaluates, 0, 320, IssueType.EVAL_RANDOM), (freezes, 1, 303, IssueType.NOT_TRAINING),
     (freezes, 3, 310, IssueType.NOT_TRAINING), (lets_go, 1, 307, IssueType.NOT_TRAINING),
-    (lets_go, 2, 311, IssueType.NOT_TRAINING),
+    (lets_go, 2, 311, IssueType.NOT_TRAINING), (blanks, 0, 300, IssueType.DATA_SCALE),
+    (blanks, 0, 307, IssueType.DATA_SCALE), (squashes, 0, 303, IssueType.WRONG_LOSS),
+    (squashes, 0, 320, IssueType.WRONG_LOSS),
 ])  # fmt: skip
 def test_what_begins_late_has_one_cause_and_a_date_that_holds(monkeypatch, fault, place, begin, kind, budget):
     """The cause is named, not what came of it; and the fault began where the issue says that it may have begun."""

@@ -228,16 +228,15 @@ class NotTraining(Check):
             and (pattern(name) not in sent or (called[name] and name not in learned))
             and (span >= self.rare or pattern(name) not in (turns if called[name] else turns | beside))
         )
+        lost = since > 0 or learned.issuperset(names)
         used = tuple(name for name in names if called[name])
         unused = tuple(name for name in names if not called[name])
         if used:
             yield _Told(
                 "no gradient",
                 used,
-                (
-                    "forward() uses their modules, but no gradient ever came back: the graph is cut between them and "
-                    "the loss"
-                ),
+                f"forward() uses their modules, but no gradient {'comes back any more' if lost else 'ever came back'}: "
+                "the graph is cut between them and the loss",
                 (
                     f"search the code after {owner(used[-1]) or used[-1]} for .detach(), .data, .item(), .numpy(), "
                     "torch.no_grad(), argmax, rounding or torch.tensor(...), and use the tensor itself."
@@ -248,7 +247,7 @@ class NotTraining(Check):
             yield _Told(
                 "never called",
                 unused,
-                "forward() never calls their modules",
+                f"forward() {'no longer' if lost else 'never'} calls their modules",
                 f"call {owner(unused[0]) or unused[0]} in forward(), or remove it from the model.",
                 True,
             )
