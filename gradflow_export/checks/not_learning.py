@@ -26,6 +26,8 @@ from gradflow_export.rules.signals import solved
 
 BATCH_FOR_TIME = "batch taken for time"
 """Cause of a model that takes the samples of a batch for the steps of a sequence."""
+ONE_ANSWER = "one answer"
+"""Cause of a model that gives all samples of a batch one output."""
 _OPEN = "left to learn"
 _FIT_FIRST = (
     "first overfit a single batch, for _ in range(200): step(x, y): if its loss does not reach 0, the graph, the "
@@ -153,7 +155,8 @@ class NotLearning(Check):
                     f"readings up to step {record.step}, although the inputs differ.",
                     "look for a mean, sum or softmax over the batch dimension, x.mean(0), F.softmax(x, dim=0), and "
                     "for a layer whose output is all zeros or unused.",
-                    cause="one answer",
+                    cause=ONE_ANSWER,
+                    origin=ONE_ANSWER,
                     follows_from=OTHERS,
                 ),
             )
