@@ -232,13 +232,13 @@ class Trial:
         plain = [each if math.isfinite(each) else baseline.level(seed) for seed, each in enumerate(baseline.effect)]
         # A loss that is always 0 is none: any other is no worse.
         empty = not any((*plain, *baseline.first))
-        shares = [
-            0.0 if empty else effect / max(plain[min(seed, last)], LEAST) for seed, effect in self.effects.items()
-        ]
+        shares = [effect / max(plain[min(seed, last)], LEAST) for seed, effect in self.effects.items()]
         learns = self.mistake and all(
             effect < LEARNED * baseline.first[min(seed, last)] for seed, effect in self.effects.items()
         )
-        return all(map(math.isfinite, self.effects.values())) and (learns or statistics.median(shares) <= WORSE)
+        return all(map(math.isfinite, self.effects.values())) and (
+            empty or learns or statistics.median(shares) <= WORSE
+        )
 
     def relieves(self, baseline: Baseline | None) -> bool:
         """Whether in all three seeds the finding is gone and the loss is :meth:`harmless`.
