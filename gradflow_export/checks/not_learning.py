@@ -38,8 +38,10 @@ _LEFT = (
     "compare the layers: learning rate (a separate parameter group?), scale of the initial weights, dropout and "
     "weight decay; then try ten times and a tenth of the learning rate."
 )
-_UNUSED = " and does not fall beyond its own noise: the inputs are not used."
-_UNREAD = ": its targets depend on the inputs, and its predictions do not."
+_SO_FAR = (
+    ": its targets depend on the inputs, and its predictions do not.",
+    " and does not fall beyond its own noise: the inputs are not used.",
+)
 _WEIGH = (
     "increase the weight of this term or reduce the others: sum the reconstruction loss over features if the KL is "
     "summed, anneal the KL weight from 0, divide the loss of each task by its initial value."
@@ -192,7 +194,7 @@ class NotLearning(Check):
                 worst,
                 self.level,
                 f"After {history.seen} steps {part} is {number(100 * worst)} % of that of the best constant prediction"
-                f"{_UNUSED if whole else _UNREAD}",
+                f"{_SO_FAR[bool(whole)]}",
                 _FIT_FIRST if whole else _WEIGH,
                 urgent=history.seen >= 2 * self.patient,  # where few steps are read, patience would take as many again
                 follows_from=OTHERS,

@@ -51,9 +51,9 @@ class ReplacedFunctions:
         ):
             for name in set(names).intersection(dir(owner)):
                 setattr(owner, name, self._before(name, getattr(owner, name)))
-        for owner, names in ((Tensor, REDUCED | {INDEX}), (torch, REDUCED)):
-            for name in names:
-                setattr(owner, name, self._of_scripts(name, getattr(owner, name)))
+        # TorchScript knows torch.mean and torch.sum by what they are.
+        for name in (INDEX, *REDUCED):
+            setattr(Tensor, name, self._of_scripts(name, getattr(Tensor, name)))
         Tensor.numpy = self._numbered(Tensor.numpy, Tensor.detach)  # type: ignore[method-assign]
         # What a layer does to the numbers of its own weights has no gradient on purpose.
         numbers: Any = Tensor.data
