@@ -55,7 +55,8 @@ class Rule(abc.ABC):
     """A detector. Subclasses are frozen dataclasses whose fields are their thresholds.
 
     A rule is evaluated on the records that carry at least one of ``needs`` or ``evidence``: these arrive at different
-    intervals, and ``patience`` counts evaluations, not steps.
+    intervals, and ``patience`` counts evaluations, not steps. A record that lacks some of what all those carried in
+    which it found something is no evaluation without the finding: it neither heals an issue nor ends the patience.
 
     Attributes:
         patience: Consecutive evaluations with a finding before an issue opens.

@@ -30,8 +30,13 @@ MEANT = "\0ignored"
 
 @dataclass
 class _Watch:
-    """How often in a row one condition held, or did not, at one layer."""
+    """How often in a row one condition held, or did not, at one layer.
 
+    Attributes:
+        read: What was read in every record in which it held: a record that lacks some of it shows nothing else.
+    """
+
+    read: frozenset[str] = frozenset()
     since: int = 0
     positives: int = 0
     negatives: int = 0
@@ -150,7 +155,7 @@ class Judge:
                 return self._heal(index, rule, record.step, refuted=True)
             findings = _split(rule.check(record, self._history), self.ignored)
             if findings or (self._watches[index] and not self._blind(index, loss)):
-                return self._settle(index, rule, record.step, findings)
+                return self._settle(index, rule, record, findings)
         except Exception:
             if self._strict:
                 raise
@@ -160,22 +165,25 @@ class Judge:
             _log.warning("rule %r failed at step %d and is disabled", rule.name, record.step, exc_info=True)
         return []
 
-    def _settle(self, index: int, rule: Rule, step: int, findings: tuple[Finding, ...]) -> list[int]:
+    def _settle(self, index: int, rule: Rule, record: StepRecord, findings: tuple[Finding, ...]) -> list[int]:
         """Return the numbers of the issues that opened, became worse or healed."""
-        watches = self._watches[index]
+        watches, step = self._watches[index], record.step
+        read = frozenset((*rule.needs, *rule.evidence)).intersection((*record.metrics, *record.facts))
         seen: dict[_Key, Finding] = {}
         for finding in findings:
             for key in _keys(rule, finding):
                 seen.setdefault(key, finding)
         for key, finding in seen.items():
             watch = watches.setdefault(key, _Watch())
+            watch.read = watch.read & read if watch.positives else read
             if watch.positives == 0:
                 watch.since = step
             if finding.since is not None:
                 watch.since = min(watch.since, finding.since if finding.since > 1 else self._history.begun + 1)
             watch.positives, watch.negatives = watch.positives + 1, 0
         for key in watches.keys() - seen.keys():
-            watches[key].positives, watches[key].negatives = 0, watches[key].negatives + 1
+            if watches[key].read <= read:
+                watches[key].positives, watches[key].negatives = 0, watches[key].negatives + 1
         events = self._heal(index, rule, step)
         events += filter(None, [self._raise_issue(index, rule, step, finding) for finding in findings])
         return events

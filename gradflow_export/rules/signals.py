@@ -265,6 +265,15 @@ def begun(steps: npt.NDArray[np.int64], flags: BoolArray, again: int = AGAIN) ->
     return np.where(lasts & (steps[np.minimum(at + again - 1, n - 1)] - steps[at] < again), start, n)
 
 
+def lost_links(codes: Codes) -> Codes:
+    """Return which connections parameters lack; a learning rate above 0 is one of them.
+
+    Args:
+        codes: What :func:`connections` returns.
+    """
+    return codes & LINKS ^ (LINKS & ~Wiring.ZERO_RATE)
+
+
 def changed_at(series: SiteSeries, codes: Codes, history: History) -> tuple[int, BoolArray] | None:
     """Return at which reading parameters lost a connection that they had in all before, and which they are.
 
@@ -272,7 +281,7 @@ def changed_at(series: SiteSeries, codes: Codes, history: History) -> tuple[int,
     """
     norms, n = history.at_sites("parameter.gradient_norm"), len(codes)
     gone = set(itertools.compress(norms.sites, begun(norms.steps, ~norms.present) < len(norms.steps)))
-    lost = codes & LINKS ^ (LINKS & ~Wiring.ZERO_RATE)
+    lost = lost_links(codes)
     starts = [begun(series.steps, (lost & bit) > 0) for bit in _EACH_LINK]
     starts[-1] = np.where([site in gone for site in series.sites], starts[-1], n)
     changed = np.min(starts, axis=0)
