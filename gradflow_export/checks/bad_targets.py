@@ -146,6 +146,7 @@ class SortedTargets(Check):
                         "pass one target per sample, criterion(outputs, targets), with equal shapes, and average "
                         "only the loss; look for targets.mean(0) or expand() in the data pipeline.",
                         cause="averaged targets",
+                        origin="averaged targets",
                     ),
                 )
             few = count < self.size or len(past(history, "target.uniform_share", site)) < self.readings
