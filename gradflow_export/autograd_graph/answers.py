@@ -72,8 +72,9 @@ class Answers:
         code: Of a model that is compiled no call is seen: a hook that comes and goes would have it compiled anew.
 
     Attributes:
-        given: Answers of this step whose loss has not been seen.
+        given: Answers of this step that no gradient has come back to.
         used: What stands beside those that a gradient came back to.
+        missed: Whether some answer's loss was ever not seen: of more calls than are looked at, or of a second pass.
     """
 
     def __init__(self, *, guard: Guard = unguarded, code: CompiledCode | None = None) -> None:
@@ -81,6 +82,7 @@ class Answers:
         self._hooks = TensorHooks(guard(self._arrives))
         self.given: list[Answer] = []
         self.used: Drained = []
+        self.missed = False
         self._questions: list[Tensor] = []
 
     def attach(self, model: nn.Module) -> contextlib.ExitStack:
@@ -100,8 +102,8 @@ class Answers:
         self.given, self.used, self._questions = [], [], []
 
     def over(self) -> None:
-        """Forget the calls whose loss has been seen."""
-        self.given, self._questions = [], []
+        """Forget what was asked before a loss that has been seen; answers without a gradient may have another."""
+        self._questions = []
 
     def asked(self, count: int) -> Tensor | None:
         """Return what the model was last given, a row for each of so many answers; ``None`` where it has other rows."""
@@ -114,6 +116,7 @@ class Answers:
         self._questions = [local(part.detach()) for part in args[:1] if isinstance(part, Tensor)]
         given = output_tensor(output)
         if given is None or given.grad_fn is None or len(self.given) >= PASSES:
+            self.missed |= given is not None and given.grad_fn is not None
             return
         with torch.no_grad():
             rows = in_rows(given.detach())
@@ -124,6 +127,10 @@ class Answers:
         self.given.append(answer)
 
     def _arrives(self, answer: Answer, gradient: Tensor) -> None:
+        if answer in self.given:
+            self.given.remove(answer)
+        else:
+            self.missed = True
         self.used += answer.beside
         with torch.no_grad():
             answer.arrives(gradient)

@@ -146,6 +146,7 @@ class SortedTargets(Check):
                         "pass one target per sample, criterion(outputs, targets), with equal shapes, and average "
                         "only the loss; look for targets.mean(0) or expand() in the data pipeline.",
                         cause="averaged targets",
+                        origin="averaged targets",
                     ),
                 )
             few = count < self.size or len(past(history, "target.uniform_share", site)) < self.readings
@@ -262,9 +263,8 @@ class EmptyLoss(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge all losses so far."""
         loss, gradient = history.run("loss"), history.run("gradient.total_norm")
-        if loss.count < self.least or 2 * gradient.count < self.least:
-            return ()
-        if not (loss.low == loss.high == gradient.low == gradient.high == 0.0):
+        told = loss.count >= self.least and 2 * gradient.count >= self.least
+        if not (told and loss.low == loss.high == gradient.low == gradient.high == 0.0):
             return ()
         return (
             Finding(

@@ -54,7 +54,8 @@ class InputInstrument(Reader):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._read, self._passes, self._itself = self._guard(self._look), 0, 0
+        self._read, self._itself = self._guard(self._look), 0
+        self._passes, self._every, self._turn = 0, 1, 0
         self._beside = False  # whether a loss came that another network took part in: it may make the data of others
         self._remembered, self._inputs = dict[str, Remembered](), Remembered()
         self._ends: dict[str, LastSteps] = {}
@@ -83,6 +84,8 @@ class InputInstrument(Reader):
 
     def forget(self) -> None:
         """Forget what was collected: the step makes no record."""
+        if self._passes:
+            self._every, self._turn = -(-self._passes // PASSES), self._turn + 1
         self._out, self._passes = [], 0
         self._answers.forget()
 
@@ -98,14 +101,17 @@ class InputInstrument(Reader):
         Args:
             root: A scalar with a graph, of which nothing has been freed.
         """
-        if self.armed and self._passes < PASSES:
-            self._read(root)
+        if self.armed:
+            self._passes += 1
+            # Of more passes others are looked at each time: they may be of two kinds, in turns or one after the other.
+            if self._passes <= PASSES * self._every and not (self._passes + self._turn) % self._every:
+                self._read(root)
+            self._answers.over()
 
     def _look(self, root: Tensor) -> None:
         model = self._model()
         if model is None:
             return
-        self._passes += 1
         modules = dict(members(model))
         names = {id(p): name for name, module in modules.items() for _, p in torch_private.parameters(module)}
         turned = {id(p) for m in modules.values() if isinstance(m, nn.Linear) for _, p in torch_private.parameters(m)}
@@ -130,7 +136,6 @@ class InputInstrument(Reader):
                 layers.first = entering(layers.first, states)
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 self._await(answer, layers, pairs)
-            self._answers.over()
 
     def _activations(self, layers: Layers) -> int:
         """Return how many activation modules a model has; 0 where something may have come before the first layer."""
@@ -160,7 +165,7 @@ class InputInstrument(Reader):
             bends=layers.bends or not layers.whole,
             idle=0 if layers.bends else self._activations(layers),
             tokens=first is not None and first.tokens if asked is None else not asked.is_floating_point(),
-            own=layers.own and not layers.foreign,
+            own=layers.own and not layers.foreign and not self._answers.missed,
             whole=not layers.foreign,
             count=len(rows),
             answers=not layers.foreign,
@@ -169,9 +174,8 @@ class InputInstrument(Reader):
         memory, said = self._remembered.setdefault(layers.last, Remembered()), _rows(rows).float()
 
         def take(gradient: Tensor) -> None:
-            values = torch.cat([*([] if given is None else [given]), said, _rows(gradient).float()], dim=1)
-            sample = ClueSample("loss.over_constant", found.site, values.contiguous(), partial(memory.take, found))
-            self._out.append(sample)
+            values = torch.cat([*([] if given is None else [given]), said, _rows(gradient).float()], dim=1).contiguous()
+            self._out.append(ClueSample("loss.over_constant", found.site, values, partial(memory.take, found)))
 
         answer.take = take
         self._out += self._draws.see(first, None)
@@ -193,7 +197,7 @@ class InputInstrument(Reader):
         found = Found(
             kind=term.kind if parts else None,
             logits=term.logits,
-            part=first is not None and len(calls) > len(calls_of(layers, first.name)),
+            part=first is not None and (len(calls) > len(calls_of(layers, first.name)) or (_some(term) and not single)),
             site=layers.last,
             outputs=parts[0].shape[1] if parts else 0,
             input_site="" if first is None else first.name,
@@ -313,6 +317,11 @@ def _pair(term: Term) -> tuple[int, list[Tensor]]:
     if term.kind == "soft" and stride > 1:  # of probabilities all are needed
         return 0, []
     return len(pair[0]), [_rows(t)[:, ::stride] for t in pair]
+
+
+def _some(term: Term) -> bool:
+    """Whether a loss is of some entries alone of what a layer gave out."""
+    return term.predictions is not None and term.predictions.numel() < math.prod(shape_of(term.behind))
 
 
 def _choices(term: Term) -> int:

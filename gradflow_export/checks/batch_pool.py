@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gradflow_export.autograd_graph.layer_graph import Straight
-from gradflow_export.checks.layers.redundant import Pair
+from gradflow_export.checks.layers.redundant import Pair, row_length
 from gradflow_export.checks.leaked_columns import copies
 from gradflow_export.checks.unlearned_part import BEHIND, parts_of
 from gradflow_export.metrics.answers import meant
@@ -143,6 +142,8 @@ class Remembered:
         self._shape: tuple[Any, ...] = ()
         self._first: Floats | None = None
         self._varies = False
+        self._ways = np.zeros((2, 0), dtype=np.bool_)
+        self._forms = set[bool]()
         self._signs: list[Floats] = []
         self._chosen: list[float] = []
         self._levels: deque[float] = deque(maxlen=10)
@@ -158,7 +159,10 @@ class Remembered:
             values: Shape: ``[rows, inputs + 2 * outputs]``.
         """
         rows = np.asarray(values, dtype=np.float64)
+        self._forms.add(found.graded)
+        self._varies |= len(self._forms) > 1  # what the other loss is of is not known by this one
         if found.graded:
+            self._pull(rows[:, found.inputs + found.outputs :])
             found, rows = _understood(found, rows)
         x = rows[:, : found.inputs]
         out: dict[str, float] = {}
@@ -257,6 +261,12 @@ class Remembered:
         self._often += (labels[:, None] == np.arange(classes)).sum(axis=0)
         found = heavy_class(self._often, weights)
         return {} if found is None else {f"mistake.{_ODD[found[0]]}": {site: found[1]}}
+
+    def _pull(self, gradients: Floats) -> None:
+        """Know that targets differ where some answers are pulled up and others down, though neither may be read."""
+        ways = np.array([(gradients < 0).any(axis=0), (gradients > 0).any(axis=0)])
+        self._ways = ways | self._ways if self._ways.shape == ways.shape else ways
+        self._varies |= bool(self._ways.all(axis=0).any())
 
     def _add(self, found: Found, x: Floats, targets: Floats) -> None:
         shape = (found.kind, found.inputs, found.outputs)
@@ -388,12 +398,3 @@ def _values(found: Found, x: Floats, targets: Floats) -> dict[str, float]:
     size = float(targets.var()) or float(np.square(targets).mean())
     share = float(np.square(beyond).mean()) / size if size > 0 else 0.0
     return {OUT_OF_REACH: share} if share > 0 else {}
-
-
-def row_length(run: tuple[Straight, ...]) -> int:
-    """Return how many layers stand in a row without need, 1 where each narrows what the next one widens.
-
-    Such a factorisation of low rank is made on purpose; any other hidden layer adds nothing to a single one.
-    """
-    idle = any(a.outputs >= min(a.inputs, b.outputs) for a, b in itertools.pairwise(run))
-    return len(run) if idle else min(len(run), 1)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Check, Finding, number
+from gradflow_export.rules.base import Check, Finding, number, surest
 from gradflow_export.rules.evidence import layers_of, no_better, none_better, past, seen
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import stuck
@@ -82,31 +83,33 @@ class DataScale(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the inputs of this record."""
-        for site in layers_of(record, "input.rms"):
-            size, normalised = seen(record, "input.rms", site), seen(record, "input.normalised", site)
-            if (seen(record, "input.squeezed_share", site) or 0.0) >= self.squeezed and self._harmed(record, history):
-                return (_squeezed(record, site, self.squeezed),)
-            ratio, constant = seen(record, "input.feature_ratio", site), seen(record, "input.constant_share", site)
-            # What all samples share is left of them where they differ by less than that share of their size.
-            spread = (seen(record, "input.std", site) or 0.0) / size if size and normalised != 1.0 else 1.0
-            alike = constant == 1.0 or spread <= self.small
-            if alike and len(past(history, "input.rms", site)) >= 3 and self._harmed(record, history):
-                return (_same(site, 0.0 if constant == 1.0 else spread),)
-            # What normalises behind the layer makes it blind to large inputs, not to those that vanish beside its bias.
-            if size is None or not np.isfinite(size) or (normalised != 0.0 and not 0 < size <= self.small):
-                continue
-            greatest = seen(record, "input.max", site) or 0.0
-            uneven = ratio is not None and ratio >= self.uneven and greatest >= self.large
-            if not (size >= self.large or 0 < size <= self.small or uneven):
-                continue
-            apart = ratio if uneven else None
-            if size >= self.extreme and self._lost(history):
-                return (self._finding(record, site, size, apart, Severity.HIGH),)
-            if self._harmed(record, history) or (apart or 0.0) >= self.extreme:
-                return (self._finding(record, site, size, apart, Severity.MEDIUM),)
-            if apart is not None and history.seen >= self.settle:
-                return (self._finding(record, site, size, apart, Severity.LOW),)
-        return ()
+        return surest(each for site in layers_of(record, "input.rms") for each in self._of(record, history, site))
+
+    def _of(self, record: StepRecord, history: History, site: str) -> Iterable[Finding]:
+        """Yield what is odd about the inputs of one layer, for sure where it does harm."""
+        size, normalised = seen(record, "input.rms", site), seen(record, "input.normalised", site)
+        harmed = self._harmed(record, history)
+        if (seen(record, "input.squeezed_share", site) or 0.0) >= self.squeezed:
+            yield replace(_squeezed(record, site, self.squeezed), sure=harmed)
+        ratio, constant = seen(record, "input.feature_ratio", site), seen(record, "input.constant_share", site)
+        # What all samples share is left of them where they differ by less than that share of their size.
+        spread = (seen(record, "input.std", site) or 0.0) / size if size and normalised != 1.0 else 1.0
+        if constant == 1.0 or spread <= self.small:
+            often = len(past(history, "input.rms", site)) >= 3
+            yield replace(_same(site, 0.0 if constant == 1.0 else spread), sure=often and harmed)
+        # What normalises behind the layer makes it blind to large inputs, not to those that vanish beside its bias.
+        if size is None or not np.isfinite(size) or (normalised != 0.0 and not 0 < size <= self.small):
+            return
+        greatest = seen(record, "input.max", site) or 0.0
+        uneven = ratio is not None and ratio >= self.uneven and greatest >= self.large
+        if not (size >= self.large or 0 < size <= self.small or uneven):
+            return
+        apart = ratio if uneven else None
+        lost = size >= self.extreme and self._lost(history)
+        medium = harmed or (apart or 0.0) >= self.extreme
+        severity = Severity.HIGH if lost else Severity.MEDIUM if medium else Severity.LOW
+        sure = lost or medium or (apart is not None and history.seen >= self.settle)
+        yield replace(self._finding(record, site, size, apart, severity), sure=sure)
 
     def _lost(self, history: History) -> bool:
         """Whether the model has never come near the best constant prediction."""
@@ -219,29 +222,29 @@ class TargetScale(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the targets of this record."""
-        for site in layers_of(record, "target.reach"):
-            reach, size = seen(record, "target.reach", site), seen(record, "target.rms", site)
-            if reach is None or size is None or not np.isfinite(reach) or history.seen < self.settle:
-                continue
-            far = size >= self.large and reach <= self.reach
-            near = size <= self.small and reach >= 1.0 / self.reach and history.seen >= 5 * self.settle
-            if not (far or near) or no_better(history, site, 0.9, 3) is None:
-                continue
-            return (
-                Finding(
-                    IssueType.DATA_SCALE,
-                    Severity.HIGH,
-                    ("target",),
-                    reach,
-                    self.reach if far else 1.0 / self.reach,
-                    f"Targets have a magnitude of {number(size)}, and predictions ({site or 'the model'}) after "
-                    f"{history.seen} steps have {number(reach)} times that: at this rate they do not reach it.",
-                    "standardize the targets, y = (y - y_mean) / y_std, and invert this for predictions; or "
-                    "initialize the last layer with that mean and scale: nn.init.constant_(last.bias, y_mean).",
-                    cause="target",
-                ),
+        return surest(each for site in layers_of(record, "target.reach") for each in self._of(record, history, site))
+
+    def _of(self, record: StepRecord, history: History, site: str) -> Iterable[Finding]:
+        """Yield targets of a size that predictions do not have, for sure where they stay so far away."""
+        reach, size = seen(record, "target.reach", site), seen(record, "target.rms", site)
+        if reach is None or size is None or not np.isfinite(reach):
+            return
+        far = size >= self.large and reach <= self.reach
+        if far or (size <= self.small and reach >= 1.0 / self.reach):
+            settled = history.seen >= (self.settle if far else 5 * self.settle)
+            yield Finding(
+                IssueType.DATA_SCALE,
+                Severity.HIGH,
+                ("target",),
+                reach,
+                self.reach if far else 1.0 / self.reach,
+                f"Targets have a magnitude of {number(size)}, and predictions ({site or 'the model'}) after "
+                f"{history.seen} steps have {number(reach)} times that: at this rate they do not reach it.",
+                "standardize the targets, y = (y - y_mean) / y_std, and invert this for predictions; or "
+                "initialize the last layer with that mean and scale: nn.init.constant_(last.bias, y_mean).",
+                cause="target",
+                sure=settled and no_better(history, site, 0.9, 3) is not None,
             )
-        return ()
 
     def lasts(self, issue: Issue, history: History) -> bool:
         """Return whether targets are of such a size still, and no better answered: to come nearer is no end of it."""

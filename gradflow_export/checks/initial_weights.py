@@ -109,8 +109,7 @@ class InitialInstrument(Reader):
     def _look_for_doubles(self, named: list[tuple[str, Tensor]]) -> None:
         for name, weight in named:
             if weight.shape[0] <= ROWS:
-                tolerance = max(ROUNDING, _rounding(weight.dtype))
-                analyse = partial(_doubles, name, tolerance)
+                analyse = partial(_doubles, name, max(ROUNDING, _rounding(weight.dtype)))
                 self._out.append(ClueSample("parameter.row_doubles", name, _mixed(weight), analyse))
         siblings: dict[tuple[str, torch.Size], list[tuple[str, Tensor]]] = {}
         for name, weight in named:
@@ -282,8 +281,7 @@ def _doubles(name: str, tolerance: float, mixed: npt.NDArray[np.floating]) -> di
 def _gaps(alike: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
     """Return of each of several weights its greatest difference from the next, against its greatest entry."""
     samples = [even_sample(weight, ENTRIES).double() for _, weight in alike]
-    following = [*samples[1:], samples[0]]
-    pairs = zip(alike, samples, following, strict=True)
+    pairs = zip(alike, samples, [*samples[1:], samples[0]], strict=True)
     gaps = [(name, (a - b.to(a.device)).abs().amax() / a.abs().amax(), weight.dtype) for (name, weight), a, b in pairs]
     return [(name, torch.where(gap <= _rounding(dtype), 0.0, gap)) for name, gap, dtype in gaps]
 

@@ -108,9 +108,8 @@ def _of_words(
     reached = graph.above([n for n in graph.nodes if kind_of(n) in _EMBEDDINGS and _same(n, words, rows, batch_first)])
     reached.add(source)
     seers = list(_seers(graph, reached, length, names, backwards))[:LAYERS]
-    if not seers:
-        return
-    if any(isinstance(seen, Tensor) and seen.device != y.device for _, seen in seers) or words.device != y.device:
+    beside = [words, *(seen for _, seen in seers if isinstance(seen, Tensor))]
+    if not seers or any(each.device != y.device for each in beside):
         return
     filled = [s if isinstance(s, Tensor) else torch.full((1,), s, device=y.device) for _, s in seers]
     values = [words[:, :-1].reshape(-1), words[:, 1:].reshape(-1), targets.reshape(-1), *filled]
@@ -167,9 +166,12 @@ def _fused(node: Node, length: int) -> Tensor | float | None:
 
 def _softmax(node: Node, length: int, graph: Graph) -> Tensor | None:
     weights = saved(node, "result")
-    if weights is None or weights.dim() < 3 or tuple(weights.shape[-2:]) != (length, length):
-        return None
-    if dim_of(node) not in {None, weights.dim() - 1} or not is_product(below(node)):
+    if (
+        weights is None
+        or weights.dim() < 3
+        or tuple(weights.shape[-2:]) != (length, length)
+        or (dim_of(node) not in {None, weights.dim() - 1} or not is_product(below(node)))
+    ):
         return None
     seen = _next(local(weights) > _LEAST)
     for taker in _takers(node, graph):  # a mask that was put on the weights, not on the scores
@@ -293,9 +295,8 @@ def _told(
     """
     here, after, y = (values[start * count : (start + 1) * count] for start in range(3))
     counts = (y >= 0) & (y != (-100 if ignored is None else ignored))
-    if counts.sum() < 2 * SHORTEST or 2 * counts.sum() < len(y):
-        return {}
-    if (after == y)[counts].mean() < 0.98 or (here != y)[counts].mean() < 0.2:
+    few = counts.sum() < 2 * SHORTEST or 2 * counts.sum() < len(y)
+    if few or (after == y)[counts].mean() < 0.98 or (here != y)[counts].mean() < 0.2:
         return {}
     told, start = dict[str, float](), 3 * count
     for site, places in sites:

@@ -81,8 +81,7 @@ class SumInstrument(Reader):
         with torch.no_grad():
             told = torch.tensor(float(depth), dtype=torch.float64)
             if depth > 1 and before == self._step:
-                left = self._left()
-                told = 1.0 + (depth - 1.0) * (left > 0).double()
+                told = 1.0 + (depth - 1.0) * (self._left() > 0).double()
             self._told.append(told)
 
     def before(self, step: OptimizerStep) -> None:

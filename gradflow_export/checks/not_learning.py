@@ -26,6 +26,8 @@ from gradflow_export.rules.signals import solved
 
 BATCH_FOR_TIME = "batch taken for time"
 """Cause of a model that takes the samples of a batch for the steps of a sequence."""
+ONE_ANSWER = "one answer"
+"""Cause of a model that gives all samples of a batch one output."""
 _OPEN = "left to learn"
 _FIT_FIRST = (
     "first overfit a single batch, for _ in range(200): step(x, y): if its loss does not reach 0, the graph, the "
@@ -36,8 +38,10 @@ _LEFT = (
     "compare the layers: learning rate (a separate parameter group?), scale of the initial weights, dropout and "
     "weight decay; then try ten times and a tenth of the learning rate."
 )
-_UNUSED = " and does not fall beyond its own noise: the inputs are not used."
-_UNREAD = ": its targets depend on the inputs, and its predictions do not."
+_SO_FAR = (
+    ": its targets depend on the inputs, and its predictions do not.",
+    " and does not fall beyond its own noise: the inputs are not used.",
+)
 _WEIGH = (
     "increase the weight of this term or reduce the others: sum the reconstruction loss over features if the KL is "
     "summed, anneal the KL weight from 0, divide the loss of each task by its initial value."
@@ -153,7 +157,8 @@ class NotLearning(Check):
                     f"readings up to step {record.step}, although the inputs differ.",
                     "look for a mean, sum or softmax over the batch dimension, x.mean(0), F.softmax(x, dim=0), and "
                     "for a layer whose output is all zeros or unused.",
-                    cause="one answer",
+                    cause=ONE_ANSWER,
+                    origin=ONE_ANSWER,
                     follows_from=OTHERS,
                 ),
             )
@@ -189,7 +194,7 @@ class NotLearning(Check):
                 worst,
                 self.level,
                 f"After {history.seen} steps {part} is {number(100 * worst)} % of that of the best constant prediction"
-                f"{_UNUSED if whole else _UNREAD}",
+                f"{_SO_FAR[bool(whole)]}",
                 _FIT_FIRST if whole else _WEIGH,
                 urgent=history.seen >= 2 * self.patient,  # where few steps are read, patience would take as many again
                 follows_from=OTHERS,

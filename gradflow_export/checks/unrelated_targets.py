@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
-from gradflow_export.rules.base import Check, Finding, number
+from gradflow_export.rules.base import Check, Finding, number, surest
 from gradflow_export.rules.evidence import layers_of, no_better, past, seen, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import margins
@@ -89,43 +90,44 @@ class UnrelatedTargets(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the newest test."""
-        for site in layers_of(record, "target.dependence"):
-            z, rows = seen(record, "target.dependence", site), seen(record, "target.tested", site) or 0.0
-            if z is None or not z < self.sure or rows < self.tested or history.seen < self.settle:
-                continue
-            tests = past(history, "target.dependence", site)
-            # Over many tasks targets may not depend on the inputs where weights are adapted to each of them.
-            tasks = not seen(record, "loss.known", site) or seen(record, "target.distinct", site) is None
-            if tasks or median(tests[-5:]) >= self.usual:
-                continue
-            share = no_better(history, site, self.level, 5)
-            agreement = (history.run("gradient.cosine").values + margins(history, "gradient.cosine"))[-30:]
-            if len(agreement) < 20 or (share is not None and median(np.asarray(agreement)) >= self.agree):
-                share = None
-            if share is None and len(tests) >= self.many:
-                share = no_better(history, site, self.heart, 8)
-            uniform = seen(record, "target.uniform_share", site) or 0.0
-            if share is None or uniform > 0.5 or still_falls(history) or self._answered(history, site, self.usual):
-                continue
-            return (
-                Finding(
-                    IssueType.BAD_TARGETS,
-                    Severity.HIGH,
-                    ("target",),
-                    z,
-                    self.sure,
-                    f"The targets do not depend on the inputs (z = {number(z)} over {number(rows)} samples), the "
-                    f"loss stays at {number(100 * share)} % of that of the best constant prediction, and gradients "
-                    "of consecutive batches do not agree.",
-                    "compare some samples with their targets, and shuffle both with the same permutation, order = "
-                    "torch.randperm(len(x)); x, y = x[order], y[order], or use one DataLoader(TensorDataset(x, y), "
-                    "shuffle=True).",
-                    cause="unrelated",
-                    origin="unrelated",
-                    follows_from=(IssueType.WRONG_LOSS, IssueType.DATA_SCALE, IssueType.NOT_TRAINING),
-                ),
-            )
-        return ()
+        return surest(
+            each for site in layers_of(record, "target.dependence") for each in self._of(record, history, site)
+        )
+
+    def _of(self, record: StepRecord, history: History, site: str) -> Iterable[Finding]:
+        """Yield targets that show no dependence, for sure where there were samples enough, and nothing is learned."""
+        z, rows = seen(record, "target.dependence", site), seen(record, "target.tested", site) or 0.0
+        # Over many tasks targets may not depend on the inputs where weights are adapted to each of them.
+        tasks = not seen(record, "loss.known", site) or seen(record, "target.distinct", site) is None
+        if z is None or not z < self.sure or tasks:
+            return
+        tests = past(history, "target.dependence", site)
+        share = no_better(history, site, self.level, 5)
+        agreement = (history.run("gradient.cosine").values + margins(history, "gradient.cosine"))[-30:]
+        if len(agreement) < 20 or (share is not None and median(np.asarray(agreement)) >= self.agree):
+            share = None
+        if share is None and len(tests) >= self.many:
+            share = no_better(history, site, self.heart, 8)
+        uniform = seen(record, "target.uniform_share", site) or 0.0
+        enough = rows >= self.tested and history.seen >= self.settle and median(tests[-5:]) < self.usual
+        learns = share is None or uniform > 0.5 or still_falls(history) or self._answered(history, site, self.usual)
+        yield Finding(
+            IssueType.BAD_TARGETS,
+            Severity.HIGH,
+            ("target",),
+            z,
+            self.sure,
+            f"The targets do not depend on the inputs (z = {number(z)} over {number(rows)} samples), the loss stays "
+            f"at {number(100 * (share or 0.0))} % of that of the best constant prediction, and gradients of "
+            "consecutive batches do not agree.",
+            "compare some samples with their targets, and shuffle both with the same permutation, order = "
+            "torch.randperm(len(x)); x, y = x[order], y[order], or use one DataLoader(TensorDataset(x, y), "
+            "shuffle=True).",
+            cause="unrelated",
+            origin="unrelated",
+            follows_from=(IssueType.WRONG_LOSS, IssueType.DATA_SCALE, IssueType.NOT_TRAINING),
+            sure=enough and not learns,
+        )
 
     def refuted(self, issue: Issue, history: History) -> bool:
         """Whether at every loss the last two tests found a dependence, later on there are few, or the model did."""

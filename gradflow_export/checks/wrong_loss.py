@@ -331,6 +331,7 @@ class WrongLoss(Check):
     quiet: ClassVar[bool] = False  # structure is what it is beside a NaN, and may be why there is one
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.WRONG_LOSS,)
     evidence: ClassVar[tuple[str, ...]] = tuple(f"mistake.{mistake}" for mistake in known.MISTAKES)
+    alongside: ClassVar[tuple[str, ...]] = ("loss.known", "input.rms")
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", f"mistake.{known.RELU_BEFORE_CE}")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -345,18 +346,20 @@ class WrongLoss(Check):
         found = ((name, numbers) for name, value in mistakes.items() if (numbers := self._judged(name, value, history)))
         return tuple(_finding(name, *numbers, layers_of(record, f"mistake.{name}"), history) for name, numbers in found)
 
-    def _judged(self, mistake: str, value: float, history: History) -> tuple[float, float] | None:
-        """Return the number to tell and what it was judged against, ``None`` where it does not suffice."""
+    def _judged(self, mistake: str, value: float, history: History) -> tuple[float, float, bool] | None:
+        """Return the number to tell, what it was judged against and whether that is sure; ``None`` if it is none."""
         limits = {known.OUT_OF_REACH: self.reach, known.MANY_LABELS: self.several, known.WITH_ITSELF: self.always}
-        if mistake in limits:
-            return (value, limits[mistake]) if value >= limits[mistake] else None
-        if mistake == known.RELU_BEFORE_CE:
-            past = _past(history, f"mistake.{mistake}")[-self.readings :]
-            return (value, self.shut) if len(past) == self.readings and min(past) >= self.shut else None
+        limits[known.RELU_BEFORE_CE] = self.shut
         if mistake == known.MAXIMISED:
             past = sorted(_greatest(history)[-self.readings :])
-            return (past[-1], self.grown) if past[self.readings - 1 :] and past[0] >= self.grown else _turned(history)
-        return None if math.isnan(value) else (value, 0.0)
+            if past[self.readings - 1 :] and past[0] >= self.grown:
+                return past[-1], self.grown, True
+            return _turned(history) or (value, self.grown, False)
+        if math.isnan(value) or value < limits.get(mistake, -math.inf):
+            return None
+        past = _past(history, f"mistake.{mistake}")[-self.readings :]
+        sure = mistake != known.RELU_BEFORE_CE or (len(past) == self.readings and min(past) >= self.shut)
+        return value, limits.get(mistake, 0.0), sure
 
 
 def _past(history: History, fact: str) -> list[float]:
@@ -370,31 +373,27 @@ def _greatest(history: History) -> list[float]:
     """Return the greatest of the losses against the best constant, reading by reading."""
     series = history.at_sites("loss.over_constant")
     usable = series.present & np.isfinite(series.values)
-    rows = usable.any(axis=1)
-    values = np.where(usable, series.values, np.float32(-np.inf))[rows]
+    values = np.where(usable, series.values, np.float32(-np.inf))[usable.any(axis=1)]
     return [float(value) for value in values.max(axis=1, initial=-np.inf)]
 
 
-def _turned(history: History) -> tuple[float, float] | None:
-    """Return the size of a loss that became what it was with a minus, against that before, and the least of these."""
+def _turned(history: History) -> tuple[float, float, bool] | None:
+    """Return the size of a loss that became what it was with a minus, against that before, and the least for sure."""
     loss = history.run("loss")
     after = -loss.values[int(begun(loss.steps, loss.values[:, None] < 0)[0]) :]
     size = median(after) / median(loss.values[: -len(after)][-10:]) if len(after) else 0.0
-    return (size, 1 / 3) if 1 / 3 <= size <= 3 else None
+    return (size, 1 / 3, True) if 1 / 3 <= size <= 3 else None
 
 
-def _turned_at(history: History) -> int | None:
-    """Return the first step with a loss below 0 after those that were none, ``None`` where it always was."""
-    loss = history.run("loss")
-    turn = int(begun(loss.steps, loss.values[:, None] < 0, again=1)[0])
-    return int(loss.steps[turn]) if turn < len(loss.steps) else None
-
-
-def _finding(site: str, value: float, threshold: float, layers: tuple[str, ...], history: History) -> Finding:
-    message, advice = _TOLD[site]
-    since = _turned_at(history) if site == known.MAXIMISED else None
+def _finding(
+    site: str, value: float, threshold: float, sure: bool, layers: tuple[str, ...], history: History
+) -> Finding:
+    (message, advice), loss = _TOLD[site], history.run("loss")
+    turn = int(begun(loss.steps, loss.values[:, None] < 0, again=1)[0]) if site == known.MAXIMISED else 0
+    around = loss.steps[turn - 1 :][:2].tolist() if turn else []  # the last loss above 0, and the first below
+    since, before = (around[1], around[1] - around[0] - 1) if len(around) > 1 else (None, None)
     places = {known.TARGETS_NO_SHARE: ("target",), known.OVER_SAMPLES: layers, known.OVER_QUERIES: layers}
     return Finding(
         IssueType.WRONG_LOSS, Severity.MEDIUM if site in _LESSER else Severity.HIGH, places.get(site, ("loss",)), value,
-        threshold, message.format(number(value)), advice, since, cause=site, origin=site,
+        threshold, message.format(number(value)), advice, since, before, cause=site, origin=site, sure=sure,
     )  # fmt: skip

@@ -233,12 +233,7 @@ def _consult(report: Report, options: argparse.Namespace, steps: int) -> None:
         longer = not hasattr(options, "steps")
         watching = functools.partial(run_script, report.target, steps, stop=stop, longer=longer)
         report.outcome = laboratory.apart(watching, sys.stdout, sys.stderr)
-        if tried != "no" and report.outcome.by_hand:
-            report.notes.append(
-                "nothing was tried: the script updates its weights by hand, and experiments change the steps of a "
-                "torch.optim.Optimizer. Let one make the steps, such as torch.optim.SGD(model.parameters(), lr=0.1)."
-            )
-        elif tried != "no" and not report.outcome.error and report.outcome.models:
+        if tried != "no" and not report.outcome.error and report.outcome.models:
             try:
                 _experiment(report, laboratory, options)
             except GradflowError as error:
@@ -258,6 +253,11 @@ def _experiment(report: Report, laboratory: Laboratory, options: argparse.Namesp
     tried, found = getattr(options, "tried", ""), with_causes(issue for issue, _ in report.outcome.issues)
     steps = needed(found, TRAINED)
     survey = laboratory.look(steps=steps)
+    if report.outcome.steps and not survey.trainings:
+        report.notes.append(
+            "nothing was tried: the script updates its weights by hand, with gradients that are sparse. Let a "
+            "torch.optim.Optimizer make the steps, such as torch.optim.SGD(model.parameters(), lr=0.1)."
+        )
     seconds = RUNS * survey.run_seconds(steps) * len(survey.trainings) / laboratory.plan.jobs
     seconds += (RUNS if laboratory.whole else 3) * survey.setup
     if not tried and seconds > PATIENCE and not agreed(f"testing fixes takes about {seconds:.0f} s. Run?"):

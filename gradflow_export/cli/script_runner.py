@@ -96,7 +96,7 @@ class ScriptWatch:
             for issue, place in found.items()
         ]
         steps, names = sum(each.steps for each in together) or self.steps, [name for name, _, _ in self._exporters]
-        return Outcome(steps, names, placed, stopped=self._stopped, by_hand=steps > 0 and not self._counts)
+        return Outcome(steps, names, placed, stopped=self._stopped)
 
     def _called(self, module: nn.Module, _args: Any) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():

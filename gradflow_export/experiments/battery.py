@@ -148,22 +148,30 @@ class Battery:
         self._try([*((each.name,) for each in first), *early])
         seen = [e for e in verdict.trials if ill and (_evident(e.names, verdict) or _structural(e.names, verdict))]
         if all(_tunes(trial.names) for trial in verdict.cures) and not verdict.cut:
-            longer(self._laboratory, verdict, seen)
+            longer(self._laboratory, verdict, [each for each in seen if _exact(each.names)])
         if not verdict.cures or self._everything:
             self._try([(each.name,) for each in after])
         if self._begins_later():
             return
         if not verdict.cures and not verdict.cut:
-            others = [each for each in verdict.trials if each not in seen]
-            near = [each for each in others if _near(each.names, verdict) == 0]
-            named = [each for each in near if _named(each.names, verdict) and not _often(each.names, verdict)]
-            named = named if verdict.baseline.progress > LEFT else []
-            longer(self._laboratory, verdict, near if ill or slow else named, others if ill or slow else ())
+            longer(self._laboratory, verdict, *self._left([each for each in verdict.trials if each not in seen]))
         if ill and not verdict.cures:
             self._try([names for names in possible if self._licensed(names) and names not in early])
             self._begins_later()
         if slow and not verdict.cures:
             verdict.faster = best([each for each in verdict.trials if verdict.rescues(each)])[:1]
+
+    def _left(self, trials: Sequence[Trial]) -> tuple[list[Trial], list[Trial]]:
+        """Return trials that may show in more steps what they do: those of what is accused, and others.
+
+        What tunes helps many scripts in so many steps, and is one of them only where a finding names its cause.
+        """
+        base, verdict = self.verdict.baseline, self.verdict
+        assert base is not None
+        named = [each for each in trials if _named(each.names, verdict) and not _often(each.names, verdict)]
+        exact = [each for each in trials if (base.ill or base.slow) and _exact(each.names)]
+        near = [each for each in exact if _near(each.names, verdict) == 0]
+        return [*near, *(each for each in named if base.progress > LEFT)], exact
 
     def _begins_later(self) -> bool:
         """Take larger steps, and what no symptom names, for no cure where the script begins to learn a little later."""
@@ -377,6 +385,10 @@ def confirmations(verdict: Verdict, request: Request, trial: Trial) -> list[Requ
         asked = [*((plain, seed) for seed in range(1, SEEDS - 1)), ((*trial.names, WATCH), SEEDS - 1)]
         asked += [((*trial.names, placebo), seed) for seed in range(1, SEEDS) if placebo]
     return [Request(names, seed, verdict.steps) for names, seed in asked]
+
+
+def _exact(names: Sequence[str]) -> bool:
+    return all(find(name).kind != TUNING for name in names)
 
 
 def _tunes(names: Sequence[str]) -> bool:

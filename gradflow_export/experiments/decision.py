@@ -89,7 +89,8 @@ class Baseline:
         """Loss after training as a share of that of the best placebo; ``None`` without one."""
         if not self.placebos or not math.isfinite(self.effect[0]):
             return None
-        return min(self.effect[0] / max(each, LEAST) for each in self.placebos.values())
+        # A loss that is always 0 is that of each placebo.
+        return min((self.effect[0] + LEAST) / (max(each, 0.0) + LEAST) for each in self.placebos.values())
 
     @property
     def complaint(self) -> str:
@@ -229,11 +230,15 @@ class Trial:
         last = len(baseline.effect) - 1
         # Of a loss that is no number the one before training is as great as it may be.
         plain = [each if math.isfinite(each) else baseline.level(seed) for seed, each in enumerate(baseline.effect)]
+        # A loss that is always 0 is none: any other is no worse.
+        empty = not any((*plain, *baseline.first))
         shares = [effect / max(plain[min(seed, last)], LEAST) for seed, effect in self.effects.items()]
         learns = self.mistake and all(
             effect < LEARNED * baseline.first[min(seed, last)] for seed, effect in self.effects.items()
         )
-        return all(map(math.isfinite, self.effects.values())) and (learns or statistics.median(shares) <= WORSE)
+        return all(map(math.isfinite, self.effects.values())) and (
+            empty or learns or statistics.median(shares) <= WORSE
+        )
 
     def relieves(self, baseline: Baseline | None) -> bool:
         """Whether in all three seeds the finding is gone and the loss is :meth:`harmless`.

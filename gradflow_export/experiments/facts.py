@@ -65,7 +65,7 @@ class Facts(Intervention):
         gain: The greatest root mean square of a layer's weights, times the root of its number of inputs.
         endless: How many inputs and targets with entries that are not finite a model or a loss is given.
         broken: How many gradients of finite losses have such entries.
-        mixed: How often a tensor with samples along its first or second dimension is reshaped as if it were transposed.
+        mixed: How often a tensor with samples along one of two dimensions is reshaped as if these were exchanged.
         offset: The greatest mean of an input's columns as a multiple of their spread: of a typical column.
         scale: Largest of the inputs' absolute mean and spread, and of the inverse of the latter; 0 without such inputs.
         echoes: Share of steps before which a model whose parameters change was called without gradients.
@@ -166,7 +166,7 @@ class Facts(Intervention):
         self.starved += starved(name, args, kwargs)
         self.tempered = self.tempered or tempered(name, args, kwargs)
         self.endless += name in LOSSES and any(map(_is_endless, tensors([args, dict(kwargs)])))
-        self.mixed += mixes(name, args, self._counts)
+        self.mixed += bool(mixes(name, args, self._counts))
         given = args[0] if args else kwargs.get("input")
         self.squashing += not self._steps and name in SQUASHING and isinstance(given, Tensor) and given.requires_grad
         return args, kwargs

@@ -18,6 +18,7 @@ from gradflow_export.experiments.mending.batches import BLANKED, INDEX, PICKED, 
 from gradflow_export.experiments.mending.labels import CASTS, MARGINS, PRODUCTS
 from gradflow_export.experiments.mending.losses import ACTIVATIONS, LOSSES, RATES
 from gradflow_export.experiments.mending.passages import ARRAYS, FLAT, NORMS, SUMS, OpenPassages
+from gradflow_export.experiments.mending.samples import REDUCED
 from gradflow_export.experiments.mending.scores import CLAMPS, FLATTENED
 from gradflow_export.experiments.mending.sequences import ATTENTION
 
@@ -50,7 +51,9 @@ class ReplacedFunctions:
         ):
             for name in set(names).intersection(dir(owner)):
                 setattr(owner, name, self._before(name, getattr(owner, name)))
-        Tensor.__getitem__ = self._indexed(Tensor.__getitem__)  # type: ignore[method-assign]
+        # TorchScript knows torch.mean and torch.sum by what they are.
+        for name in (INDEX, *REDUCED):
+            setattr(Tensor, name, self._of_scripts(name, getattr(Tensor, name)))
         Tensor.numpy = self._numbered(Tensor.numpy, Tensor.detach)  # type: ignore[method-assign]
         # What a layer does to the numbers of its own weights has no gradient on purpose.
         numbers: Any = Tensor.data
@@ -74,15 +77,16 @@ class ReplacedFunctions:
 
         return function
 
-    def _indexed(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Torch, and what watches, index tables of their own."""
-        changed = self._before(INDEX, plain)
+    def _of_scripts(self, name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Torch, and what watches, index and reduce tensors of their own."""
+        changed = self._before(name, plain)
 
-        def index(tensor: Tensor, at: Any) -> Any:
+        @functools.wraps(plain)
+        def function(*args: Any, **kwargs: Any) -> Any:
             own = sys._getframe(1).f_code.co_filename.startswith(OWN)  # noqa: SLF001 - no public form
-            return plain(tensor, at) if own else changed(tensor, at)
+            return plain(*args, **kwargs) if own else changed(*args, **kwargs)
 
-        return index
+        return function
 
     def _open(self) -> bool:
         """Return whether the code that calls holds gradients back within a model, and shall not."""

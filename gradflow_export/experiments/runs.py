@@ -92,7 +92,6 @@ class Outcome:
         error: The script's own error with its lines of the traceback, empty when there was none.
         elsewhere: Seconds of processor time of processes that the script started.
         stopped: Whether the script was stopped before its end.
-        by_hand: Whether it made its steps without an optimizer.
     """
 
     steps: int = 0
@@ -101,7 +100,6 @@ class Outcome:
     error: str = ""
     elsewhere: float = 0.0
     stopped: bool = False
-    by_hand: bool = False
 
 
 def unpacked_request(data: bytes) -> Request:

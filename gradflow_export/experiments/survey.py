@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from gradflow_export.experiments import target as programs
+from gradflow_export.experiments.by_hand import HandStep, HandUpdates
 from gradflow_export.experiments.interventions import weights
 from gradflow_export.experiments.mending.forgotten import before_clearing
 from gradflow_export.experiments.patient import MEASURED
@@ -30,12 +31,14 @@ class Training:
         steps: Steps of the optimizer that steps first.
         optimizers: How many take turns.
         forgotten: Whether the script makes none of them: it clears the gradients that wait for each.
+        by_hand: Whether it makes them without an optimizer.
     """
 
     skipped: int
     steps: int
     optimizers: int
     forgotten: bool = False
+    by_hand: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,18 +70,21 @@ class _Counter:
         self._spans: dict[int, list[int]] = {}
         self._optimizers: list[Optimizer] = []
         self._steps = 0
-        self._forgotten = True
+        self._forgotten, self._by_hand, self._hand = True, False, HandUpdates()
         self._began = time.monotonic()
         self._first = self._last = self._enough = 0.0
 
     def attach(self) -> None:
         register_optimizer_step_pre_hook(self._step)
         before_clearing(self._clears)
+        self._hand.attach()
 
     def _step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._forgotten:
-            # Gradients that were cleared before were wanted for something else.
+        by_hand = isinstance(optimizer, HandStep)
+        if self._forgotten or (self._by_hand and not by_hand):
+            # Gradients that were cleared before were wanted for something else, and so were weights that were changed.
             self._forgotten, self._spans, self._steps, self._first = False, {}, 0, 0.0
+        self._by_hand = self._hand.on = by_hand
         self._count(optimizer)
 
     def _clears(self, optimizer: Optimizer) -> None:
@@ -105,7 +111,8 @@ class _Counter:
     def send(self, *, ended: bool, error: str) -> NoReturn:
         between = max(self._steps - 1, 1)
         step = (self._last - self._first) / between if self._steps > 1 else 0.0
-        trainings = [{**asdict(each), "forgotten": self._forgotten} for each in joined(list(self._spans.values()))]
+        kind = {"forgotten": self._forgotten, "by_hand": self._by_hand}
+        trainings = [{**asdict(each), **kind} for each in joined(list(self._spans.values()))]
         # Several optimizers that take turns make one step of the training together.
         turns = self._steps / max(sum(each["steps"] for each in trainings), 1)
         setup = (self._first or time.monotonic()) - self._began

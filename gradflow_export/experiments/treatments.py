@@ -370,7 +370,10 @@ def nearness(names: Sequence[str], suspects: Collection[IssueType]) -> int:
 
 def patches(names: Sequence[str], facts: Mapping[str, Any]) -> str:
     """Return the code that makes the named changes for good in a script of which these facts are known."""
-    return "\n".join(find(name).patch_for(facts) for name in names)
+    told = [find(name).patch_for(facts) for name in names]
+    return "\n".join(
+        ["# with an optimizer; the script's own update is to be changed alike", *told] if facts.get("by_hand") else told
+    )
 
 
 def table() -> str:

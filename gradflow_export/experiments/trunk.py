@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from gradflow_export.experiments import target as programs
+from gradflow_export.experiments.by_hand import HandUpdates
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.measure import Returns
@@ -65,7 +66,7 @@ class Trunk:
         self._returns = Returns()
         value = self._value if reads else self._returns.now if measure is None else None
         self._patient = Patient(self._begin, self._end, skipped, value)
-        self._forgotten = plan.training.forgotten
+        self._forgotten, self._by_hand = plan.training.forgotten, plan.training.by_hand
         self._request: Request | None = None
         self._changes: list[Intervention] = []
         self._printed = -1
@@ -78,6 +79,8 @@ class Trunk:
             silence(os.open(os.devnull, os.O_RDWR))
             programs.seed(self._seed)
             self._patient.attach()
+            if self._by_hand:
+                HandUpdates().attach()
             if self._given is not None:
                 self._become(self._given)
             elif self._early:
@@ -125,6 +128,7 @@ class Trunk:
             "places": len(course.places),
             "penalized": self._patient.penalized,
             "forgotten": self._forgotten,
+            "by_hand": self._by_hand,
         }
         for each in self._changes:
             facts.update(each.told())

@@ -8,20 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gradflow_export.experiments.decision import LEARNED, Baseline, Trial
+from gradflow_export.experiments.decision import LEARNED, WORSE, Baseline, Trial
 from gradflow_export.experiments.laboratory import Laboratory
-from gradflow_export.experiments.mending.treatment import TUNING
 from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.runs import Request
 from gradflow_export.experiments.survey import Training
-from gradflow_export.experiments.treatments import find
 from gradflow_export.records.issues import IssueType
 
 SEEDS = 3
 LATER = 4
 """Multiple of the steps within which a script may begin to learn by itself, or a treatment may show what it does."""
 LEADS = 0.95
-"""Share of the loss without a treatment below which it is given so many steps."""
+"""Share of the loss without a treatment below which it is given so many steps, where nothing accuses what it mends."""
 
 
 @dataclass
@@ -113,7 +111,7 @@ def later_steps(verdict: Verdict) -> int:
 
 
 def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial], others: Sequence[Trial] = ()) -> None:
-    """Give the script, and what leads and neither tunes nor rescues it, more steps; these may show it.
+    """Give the script, and what leads and does not rescue it, more steps; these may show it.
 
     Args:
         laboratory: Where runs are done.
@@ -122,9 +120,11 @@ def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial], o
         others: Trials of which one counts where the script does not learn in more steps either.
     """
     base, later = verdict.baseline, later_steps(verdict)
-    # What tunes helps many scripts in so many steps.
-    trials = [each for each in (*accused, *others) if each.acted and all(find(n).kind != TUNING for n in each.names)]
-    leads = [each for each in trials if base and each.effects.get(0, math.inf) < LEADS * base.level(0)]
+    leads = [
+        each
+        for each in (*accused, *others)
+        if base and each.acted and each.effects.get(0, math.inf) < (WORSE if each in accused else LEADS) * base.level(0)
+    ]
     if base is None or base.blind or not leads or not later:
         return
     lead = min(leads, key=lambda each: (each not in accused, each.effects[0]))

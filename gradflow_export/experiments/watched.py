@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from gradflow_export.checks.not_learning import BATCH_FOR_TIME
+from gradflow_export.checks.not_learning import BATCH_FOR_TIME, ONE_ANSWER
 from gradflow_export.checks.parameters.bad_init import OF_DEGREE
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.exporter import Exporter, watching
@@ -30,7 +30,7 @@ PROVED = frozenset({
     IssueType.NUMERICAL,
 })  # fmt: skip
 """Issues that structure or a number proves: what mends them shows by their absence. Others are for the loss to say."""
-PROVED_CAUSES = frozenset((BATCH_FOR_TIME,))
+PROVED_CAUSES = frozenset((BATCH_FOR_TIME, ONE_ANSWER))
 """Causes that are proved so, of types that are not."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -26,11 +26,13 @@ class Finding:
         message: One sentence with the numbers in words.
         advice: What to do, concretely.
         since: The first step at which it held, where the rule knows better than the judge; 1 is the first that it saw.
-        before: Number of steps directly before it in which nothing was read that would show it, if the rule knows.
+        before: Number of steps directly before it in which nothing was read that would show it, where these are not
+            those in which nothing was read that the rule judges.
         cause: Distinguishes two reasons for the same type; findings of one cause share one issue.
         urgent: Opens at once, without the rule's patience: the evidence is beyond noise.
         follows_from: Types whose issue, while open or just healed, explains this finding; it is then not reported.
         origin: What brought it about, in a few words, for :attr:`Issue.cause`.
+        sure: Whether it is reported. What holds but may be harmless is not; later on it tells since when it has held.
         about: Returns the finding of some of its layers, where each of them has words of its own.
     """
 
@@ -47,6 +49,7 @@ class Finding:
     urgent: bool = False
     follows_from: tuple[IssueType, ...] = ()
     origin: str = ""
+    sure: bool = True
     about: Callable[[tuple[str, ...]], Finding] | None = field(default=None, repr=False, compare=False)
 
 
@@ -55,7 +58,8 @@ class Rule(abc.ABC):
     """A detector. Subclasses are frozen dataclasses whose fields are their thresholds.
 
     A rule is evaluated on the records that carry at least one of ``needs`` or ``evidence``: these arrive at different
-    intervals, and ``patience`` counts evaluations, not steps.
+    intervals, and ``patience`` counts evaluations, not steps. A record that lacks some of what all those carried in
+    which it found something is no evaluation without the finding: it neither heals an issue nor ends the patience.
 
     Attributes:
         patience: Consecutive evaluations with a finding before an issue opens.
@@ -73,6 +77,8 @@ class Rule(abc.ABC):
     """Metrics it judges."""
     evidence: ClassVar[tuple[str, ...]] = ()
     """Facts of the evidence it judges, ``kind.name``."""
+    alongside: ClassVar[tuple[str, ...]] = ()
+    """What is read with it also where it shows nothing, and so tells when that was looked for last."""
     remembers: ClassVar[tuple[str, ...]] = ()
     """Metrics and facts whose past the rule reads in the history."""
     by_layer: ClassVar[bool] = False
@@ -86,6 +92,16 @@ class Rule(abc.ABC):
         super().__init_subclass__()
         if "name" not in vars(cls):
             cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", cls.__name__).lower()
+
+    @property
+    def judged(self) -> frozenset[str]:
+        """Metrics and facts it judges."""
+        return frozenset((*self.needs, *self.evidence))
+
+    @property
+    def shown(self) -> frozenset[str]:
+        """What is read where it finds something, and some of it also where there is nothing to find."""
+        return self.judged.union(self.alongside)
 
     @abc.abstractmethod
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -126,15 +142,19 @@ class Check(Rule):
     """Whether it is asked after all rules, because what they find explains what it finds."""
 
 
+def surest(found: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the first finding that is sure, and after it those that are not."""
+    every = tuple(found)
+    return (*[each for each in every if each.sure][:1], *[each for each in every if not each.sure])
+
+
 def number(value: float) -> str:
     """Return a number as messages print it: three digits, or the word for a non-finite one.
 
     >>> number(0.0123456), number(float("inf"))
     ('0.0123', 'infinite')
     """
-    if math.isnan(value):
-        return "NaN"
-    return "infinite" if math.isinf(value) else f"{value:.3g}"
+    return "NaN" if math.isnan(value) else "infinite" if math.isinf(value) else f"{value:.3g}"
 
 
 def some(names: tuple[str, ...], limit: int = 3) -> str:

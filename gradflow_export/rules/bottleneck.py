@@ -62,8 +62,7 @@ class Bottleneck(Rule):
         for site, gain in zip(gains.sites, gains.first.tolist(), strict=True):
             if owner(site) == block:
                 size, began = now.get(site), first.get(site, math.nan)
-                grown = size / began if size is not None and began > 0 else 1.0
-                return not gain * grown >= self.usual
+                return not gain * (size / began if size is not None and began > 0 else 1.0) >= self.usual
         return True
 
     def _judge(self, record: StepRecord, links: Chain) -> Iterator[Finding]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -100,7 +102,7 @@ class SiteSeries:
         self._steps = np.zeros(2 * window, dtype=np.int64)
         self._values: FloatArray = np.zeros((2 * window, 0), dtype=np.float32)
         self._present: BoolArray = np.zeros((2 * window, 0), dtype=np.bool_)
-        self.first: FloatArray = np.zeros(0, dtype=np.float32)
+        self.first = self._high = np.zeros(0, dtype=np.float32)
         self._waiting = 0
         self._end = self.left = 0
 
@@ -110,6 +112,7 @@ class SiteSeries:
             self._widen(reading.sites)
         if self._end == 2 * self._window:
             keep = slice(self._window + 1, None)
+            self._high = np.fmax(self._high, np.fmax.reduce(self._values[: self._window + 1]))
             for array in (self._steps, self._values, self._present):
                 array[: self._window - 1] = array[keep]
             self._end = self._window - 1
@@ -134,12 +137,14 @@ class SiteSeries:
             return
         if len(self.sites) + len(new) > self._limit:
             self.sites, self._columns, self._end, new = (), {}, 0, sites
-            self._values, self._present, self.first = self._values[:, :0], self._present[:, :0], self.first[:0]
+            self._values, self._present = self._values[:, :0], self._present[:, :0]
+            self.first, self._high = self.first[:0], self._high[:0]
         self._columns.update({site: len(self.sites) + index for index, site in enumerate(new)})
         self.sites += new
         pad = ((0, 0), (0, len(new)))
         self._values, self._present = np.pad(self._values, pad), np.pad(self._present, pad)
         self.first = np.pad(self.first, (0, len(new)), constant_values=np.nan)
+        self._high = np.pad(self._high, (0, len(new)))
         self._waiting += len(new)
 
     @property
@@ -153,6 +158,11 @@ class SiteSeries:
         return self._values[max(0, self._end - self._window) : self._end]
 
     @property
+    def high(self) -> FloatArray:
+        """The greatest value that ever arrived at each site, 0 where none was greater. Shape: ``[len(sites)]``."""
+        return np.fmax(self._high, np.fmax.reduce(self._values[: self._end], initial=0.0))
+
+    @property
     def present(self) -> BoolArray:
         """False where nothing arrived. Shape: ``[<= window, len(sites)]``."""
         return self._present[max(0, self._end - self._window) : self._end]
@@ -161,6 +171,55 @@ class SiteSeries:
 def unread(steps: npt.NDArray[np.int64], step: int) -> int:
     """Return how many steps lie between a step and the last before it that was read; 0 where none is known."""
     return int((step - 1 - steps[steps < step][-1:]).sum())
+
+
+@dataclass
+class Kind:
+    """Records in which the same was read.
+
+    Attributes:
+        rules: Places of the rules that look at them.
+        last: Step of the last that was judged, 0 before the first.
+    """
+
+    rules: tuple[int, ...]
+    last: int = 0
+
+
+class Kinds:
+    """The kinds of records there were: few, because what is read together is due together.
+
+    Args:
+        judged: The metrics and facts that each rule looks at.
+        most: Kinds that are remembered; the oldest goes first.
+    """
+
+    def __init__(self, judged: Sequence[frozenset[str]], most: int = 64) -> None:
+        self._judged, self._most = judged, most
+        self._kinds: dict[tuple[str, ...], Kind] = {}
+
+    def of(self, record: StepRecord) -> Kind:
+        """Return what is known of records like this one."""
+        names = (*record.metrics, *record.facts)
+        if names not in self._kinds:
+            if len(self._kinds) >= self._most:
+                del self._kinds[next(iter(self._kinds))]
+            each = enumerate(self._judged)
+            self._kinds[names] = Kind(tuple(place for place, judged in each if not judged.isdisjoint(names)))
+        return self._kinds[names]
+
+    def last(self, wanted: frozenset[str], record: StepRecord) -> int:
+        """Return the last step before a record in which the same was read of what is wanted; 0 where none is known.
+
+        What was never read before may be there because of what was found, and tells nothing.
+        """
+        kinds = [(wanted.intersection(names), kind.last) for names, kind in self._kinds.items() if kind.last]
+        read = wanted.intersection((*record.metrics, *record.facts)).intersection(chain(*(names for names, _ in kinds)))
+        return max((last for names, last in kinds if read and read <= names), default=0)
+
+    def seldom(self, place: int) -> bool:
+        """Return whether a rule does not look at every record."""
+        return not all(place in kind.rules for kind in self._kinds.values())
 
 
 class History:
@@ -203,6 +262,16 @@ class History:
             self.at_sites(name).add(step, Reading.of(name, tuple(facts), list(facts.values())))
         elif (value := facts[RUN_SITE]) is not None:
             self.run(name).add(step, float(value))
+
+    def last_read(self, names: Iterable[str], step: int) -> int:
+        """Return the last step before one in which some of what is remembered was read; else the loss is asked."""
+        known = self._metrics.intersection(names) or ("loss",)
+        steps = [
+            int(past[past < step][-1:].sum())
+            for name in known
+            for past in (self.run(name).all()[0], np.append(self.at_sites(name).left, self.at_sites(name).steps))
+        ]
+        return max(*steps, min(self.begun, step - 1))
 
     def run(self, metric: str) -> RunSeries:
         """Return the past of a run-level metric; empty when it never arrived."""

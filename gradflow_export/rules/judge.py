@@ -12,15 +12,12 @@ from gradflow_export.records.ignored import Ignored, note_of_ignored
 from gradflow_export.records.lost import DISABLED
 from gradflow_export.records.step_record import Issue, IssueType, Note, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule
-from gradflow_export.rules.history import History, unread
+from gradflow_export.rules.history import History, Kinds
 from gradflow_export.rules.unclipped import before_clipping
 
 _log = logging.getLogger("gradflow_export")
 
 NOT_TRAINING = frozenset({"eval", "evaluation", "val", "valid", "validation", "test"})
-
-KINDS = 64
-"""Combinations of metrics and facts for which it is remembered which rules look at them."""
 
 _Key = tuple[IssueType, str, str]
 _WHOLE = "\0"
@@ -30,9 +27,19 @@ MEANT = "\0ignored"
 
 @dataclass
 class _Watch:
-    """How often in a row one condition held, or did not, at one layer."""
+    """How often in a row one condition held, or did not, at one layer.
 
+    Attributes:
+        held: Whether it held in the last record that shows it, be it for sure or not.
+        since: The first step in a row at which it held.
+        before: Number of steps directly before that in which nothing was read that would show it.
+        read: What was read in every record in which it held: a record that lacks some of it shows nothing else.
+    """
+
+    held: bool = False
+    read: frozenset[str] = frozenset()
     since: int = 0
+    before: int = 0
     positives: int = 0
     negatives: int = 0
     barred_until: int = -1
@@ -76,7 +83,7 @@ class Judge:
         self._failures: dict[str, int] = {}
         self._set_aside: set[int] = set()
         self._doubted = False
-        self._asked: dict[tuple[str, ...], tuple[tuple[int, Rule], ...]] = {}
+        self._kinds = Kinds([rule.judged for rule in self._rules])
 
     def begin_again(self) -> None:
         """Forget all records and issues, as for a new session."""
@@ -115,12 +122,15 @@ class Judge:
         self._doubted = False
         events: list[int] = []
         loss = record.value("loss")
-        for index, rule in self._concerned(record):
+        kind = self._kinds.of(record)
+        for index in kind.rules:
+            rule = self._rules[index]
             if index in self._set_aside or (rule.quiet and self._open and self._numerical()):
                 continue
             events += self._ask(index, rule, record, loss)
         for index in sorted({item.rule for item in self._open if item.number not in events} - self._set_aside):
             events += self._ask(index, self._rules[index], record, loss, concerned=False)
+        kind.last = record.step
         self._noted += [self._issues[number] for number in events if number in self._quiet]
         told = tuple(self._issues[number] for number in events if number not in self._quiet)
         if self._open or any(self._watches):
@@ -129,20 +139,6 @@ class Judge:
             self.on_doubt(record.step)
         return told
 
-    def _concerned(self, record: StepRecord) -> tuple[tuple[int, Rule], ...]:
-        """Return the rules that look at a record like this one, with their places: there are few kinds of records."""
-        names = (*record.metrics, *record.facts)
-        if names not in self._asked:
-            if len(self._asked) >= KINDS:
-                self._asked.clear()
-            present = frozenset(names)
-            self._asked[names] = tuple(
-                (index, rule)
-                for index, rule in enumerate(self._rules)
-                if not present.isdisjoint((*rule.needs, *rule.evidence))
-            )
-        return self._asked[names]
-
     def _ask(self, index: int, rule: Rule, record: StepRecord, loss: float | None, concerned: bool = True) -> list[int]:
         """Return the places of the issues that a rule opened or closed; what it returns may be what fails."""
         try:
@@ -150,7 +146,7 @@ class Judge:
                 return self._heal(index, rule, record.step, refuted=True)
             findings = _split(rule.check(record, self._history), self.ignored)
             if findings or (self._watches[index] and not self._blind(index, loss)):
-                return self._settle(index, rule, record.step, findings)
+                return self._settle(index, rule, record, findings)
         except Exception:
             if self._strict:
                 raise
@@ -160,24 +156,33 @@ class Judge:
             _log.warning("rule %r failed at step %d and is disabled", rule.name, record.step, exc_info=True)
         return []
 
-    def _settle(self, index: int, rule: Rule, step: int, findings: tuple[Finding, ...]) -> list[int]:
+    def _settle(self, index: int, rule: Rule, record: StepRecord, findings: tuple[Finding, ...]) -> list[int]:
         """Return the numbers of the issues that opened, became worse or healed."""
-        watches = self._watches[index]
+        watches, step = self._watches[index], record.step
+        read = rule.judged.intersection((*record.metrics, *record.facts))
         seen: dict[_Key, Finding] = {}
         for finding in findings:
             for key in _keys(rule, finding):
                 seen.setdefault(key, finding)
         for key, finding in seen.items():
             watch = watches.setdefault(key, _Watch())
-            if watch.positives == 0:
-                watch.since = step
-            if finding.since is not None:
-                watch.since = min(watch.since, finding.since if finding.since > 1 else self._history.begun + 1)
-            watch.positives, watch.negatives = watch.positives + 1, 0
-        for key in watches.keys() - seen.keys():
-            watches[key].positives, watches[key].negatives = 0, watches[key].negatives + 1
+            if not watch.held:
+                last = self._kinds.last(rule.shown, record)
+                watch.since, watch.before, watch.read = step, step - 1 - max(last, self._history.begun), read
+            since = step + 1 if finding.since is None else max(finding.since, self._history.begun + 1)
+            if since <= watch.since:
+                watch.since, watch.before = since, finding.before
+                if watch.before is None:
+                    watch.before = since - 1 - self._history.last_read(rule.shown, since)
+            watch.read &= read
+        for key, watch in watches.items():
+            watch.held = key in seen or (watch.held and not watch.read <= read)
+            if key in seen and seen[key].sure:
+                watch.positives, watch.negatives = watch.positives + 1, 0
+            elif key in seen or watch.read <= read:
+                watch.positives, watch.negatives = 0, watch.negatives + 1
         events = self._heal(index, rule, step)
-        events += filter(None, [self._raise_issue(index, rule, step, finding) for finding in findings])
+        events += filter(None, [self._raise_issue(index, rule, step, finding) for finding in findings if finding.sure])
         return events
 
     def _heal(self, index: int, rule: Rule, step: int, refuted: bool = False) -> list[int]:
@@ -203,12 +208,11 @@ class Judge:
             return grown
         free = [key for key in keys if watches[key].barred_until < step and not self._covered(rule, key, finding)]
         if not any(finding.urgent or watches[key].positives >= rule.patience for key in free):
-            seldom = not all((index, rule) in rules for rules in self._asked.values())
-            self._doubted |= bool(free) and seldom and finding.severity >= Severity.MEDIUM
+            self._doubted |= bool(free) and self._kinds.seldom(index) and finding.severity >= Severity.MEDIUM
             return None
         layers = tuple(key[2] for key in free) if rule.by_layer else finding.layers
         finding = finding.about(layers) if finding.about is not None else finding
-        since = min(watches[key].since for key in free)
+        since, earlier = min((watches[key].since, -watches[key].before) for key in free)
         self._count += 1
         self._issues[self._count] = Issue(
             issue_type=finding.issue_type,
@@ -221,7 +225,7 @@ class Judge:
             advice=finding.advice,
             layers=layers,
             cause=finding.origin,
-            before=unread(self._history.run("loss").steps, since) if finding.before is None else finding.before,
+            before=-earlier,
         )
         self._open.append(_Open(index, self._count, set(free)))
         if free[0][1].endswith(MEANT):
@@ -287,7 +291,8 @@ class Judge:
             if watches:
                 kept = {key for number, key in in_use if number == index}
                 for key, watch in tuple(watches.items()):
-                    if key not in kept and watch.negatives >= rule.heal and watch.barred_until < step:
+                    over = not watch.held and watch.negatives >= rule.heal
+                    if key not in kept and over and watch.barred_until < step:
                         del watches[key]
         while len(self._issues) - len(self._open) > self._keep:
             numbers = {item.number for item in self._open}

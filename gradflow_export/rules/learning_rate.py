@@ -15,7 +15,7 @@ from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import fall, fell, none_better
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import agreement, first_step, margin, margins, steps_of_layers
-from gradflow_export.rules.signals import AGAIN, converged, stuck, warms_up
+from gradflow_export.rules.signals import AGAIN, converged, solved, stuck, warms_up
 
 _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
 """What leaves a loss flat at any learning rate."""
@@ -34,9 +34,9 @@ class LearningRate(Rule):
     Too small: all steps together would move the weights by less than ``travel`` of their norm, although they lead the
     same way, and the learning rate is not rising (warm-up). Gradients of a long window agree (``agree``), by ``ahead``
     times the movement of the weights or more: nothing that the weights did has changed what is asked of them; and the
-    loss is above ``halfway`` of its first value, or at updates below ``timid`` no better than a constant's. Or even
-    along the gradient, a tenth less loss would take ``steps`` steps, where ``L / (||g|| ||update||)`` is the number of
-    steps to zero loss along the tangent.
+    loss was always above ``halfway`` of its first value, or at updates below ``timid`` no better than a constant's. Or
+    even along the gradient, a tenth less loss would take ``steps`` steps, where ``L / (||g|| ||update||)`` is the
+    number of steps to zero loss along the tangent.
 
     Where clipping leaves less than ``tight`` of the gradient, and updates are as large as that allows, its limit is
     named; adaptive optimizers undo clipping.
@@ -122,11 +122,8 @@ class LearningRate(Rule):
         if not (first > 0 and np.isfinite(first)):
             return ()
         slow = (self._decayed, self._short) if not converged(history) else ()
-        found = (
-            *self._large(history, first, now),
-            *(each for rule in slow for each in rule(record, history, first, now)),
-        )
-        return found[:1]
+        too_slow = (each for rule in slow for each in rule(record, history, first, now))
+        return (*self._large(history, first, now), *too_slow)[:1]
 
     def lasts(self, issue: Issue, history: History) -> bool:
         """Return whether a rate that was too large is as it was, and the loss no better than at first; or clipping is.
@@ -213,8 +210,9 @@ class LearningRate(Rule):
         known = int(history.at_sites("loss.over_constant").present.sum()) > 2
         flat = none_better(history, 0.9, 3) if known else signed or stuck(history, self.settle) or None
         timid = ratio < self.timid and flat is not None and not fell(history)
-        # Steps that are too short do not drive a loss far above where it began.
-        near = not signed and self.halfway * first < now < first / self.halfway
+        # Steps that are too short do not drive a loss far above where it began, nor had they ever brought it far down.
+        low = min(now, *map(median, np.array_split(history.run("loss").whole()[1], 8)))
+        near = not signed and self.halfway * first < low <= now < first / self.halfway
         lasts = near and agree >= self.ahead * ratio * history.seen
         rises = rate.last > 1.05 * rate.values[-30:].min(initial=math.inf)
         return agree if timid or (lasts and not rises and history.seen >= self.patient) else 0.0
@@ -293,33 +291,40 @@ def _nothing_left(history: History, share: float, norm: float) -> int:
 class UnevenSteps(Rule):
     """Report trained layers that keep their initial weights while others change a thousand times as fast.
 
-    A far too low learning rate of a group leaves random features. Even with all updates in one direction, such a layer
-    would have changed by less than ``rest`` of its norm.
+    A far too low learning rate of a group leaves random features. Even if all updates were as large as the greatest
+    since the first step and led one way, such a layer would have changed by less than ``rest`` of its norm. A vector
+    next to 0 changes by much of itself however short its steps are, so others count by their size as well.
 
     Attributes:
         rest: Maximum change of such a layer since the first step, as a fraction of its norm.
         apart: Minimum ratio of the largest update-to-weight ratio to that of the layer.
+        longer: Minimum ratio of the update with that ratio to that of the layer.
         settle: Number of initial steps without a verdict.
         part: Minimum fraction of such parameters; some have no gradient by invariance.
     """
 
     rest: float = 3e-3
     apart: float = 1e3
+    longer: float = 10.0
     settle: int = 60
     part: float = 0.4
     patience: int = 2
 
     needs: ClassVar[tuple[str, ...]] = ("parameter.update_ratio",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate", "parameter.update_ratio")
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "learning_rate", "parameter.update_ratio", "parameter.update_norm")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Judge the greatest of the last steps of each layer."""
-        ratios = history.at_sites("parameter.update_ratio")
-        if history.seen < self.settle or len(ratios.sites) < 2 or len(ratios.steps) < 5 or warms_up(history):
+        """Judge the greatest of all steps of each layer by the greatest of the last ones."""
+        ratios, moves = (history.at_sites(f"parameter.update_{name}") for name in ("ratio", "norm"))
+        known = len(ratios.sites) >= 2 and len(ratios.steps) >= 5 and moves.sites == ratios.sites
+        if history.seen < self.settle or not known or warms_up(history):
             return ()
         told = np.where(ratios.present & np.isfinite(ratios.values), ratios.values, 0.0)
-        most = told.astype(np.float64).max(axis=0)
-        still = (most > 0) & (most * history.seen < self.rest) & (most * self.apart < most.max())
+        lately, most = told.astype(np.float64).max(axis=0), ratios.high.astype(np.float64)
+        length = moves.values.max(axis=0)
+        still = (most > 0) & (most * history.seen < self.rest)
+        fast = lately[length > self.longer * length[still].max(initial=0.0)].max(initial=0.0)
+        still &= (most * self.apart < fast) & (not solved(history))
         if still.mean() < self.part:
             return ()
         layers, worst = tuple(ratios.sites[index] for index in np.flatnonzero(still)), float(most[still].max())
@@ -331,7 +336,7 @@ class UnevenSteps(Rule):
                 worst,
                 self.rest / history.seen,
                 f"a step changes {some(layers)} by at most {number(100 * worst)} % of their norm, and other layers by "
-                f"{number(100 * float(most.max()))} %: after {history.seen} steps they still have their initial "
+                f"{number(100 * float(fast))} %: after {history.seen} steps they still have their initial "
                 "weights.",
                 "raise the learning rate of these layers tenfold until the loss falls; if they are a group of their "
                 "own in optimizer.param_groups, use that of the others; if intended, freeze them.",

@@ -125,8 +125,8 @@ class MemoryLeak(Rule):
         third = len(steps) // 3
         rise = median(values[-3:]) - median(values[:3])
         threshold = max(self.rise, self.share * float(values[0]))
-        stays = np.minimum.accumulate(values[::-1])[::-1]
-        again = rise - float(np.diff(stays).max())  # what is allocated once, for another model say, is not a leak
+        # What is allocated once, for another model say, is not a leak.
+        again = rise - float(np.diff(np.minimum.accumulate(values[::-1])[::-1]).max())
         lasts = len(steps) >= self.lengthy  # and is a straight line
         if again <= threshold or (
             again < self.large and not (lasts and float(np.corrcoef(steps, values)[0, 1]) ** 2 >= self.straight)

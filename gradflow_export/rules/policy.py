@@ -120,9 +120,12 @@ class PolicyCollapse(Rule):
             ("policy.std", self.std, "standard deviation"),
         ):
             value, past = record.value(metric), history.run(metric)
-            if value is None or not 0 <= value < least or _earned(past, least, history):
-                continue
-            if _followed(past, least, history) and converged(history):
+            if (
+                value is None
+                or not 0 <= value < least
+                or _earned(past, least, history)
+                or (_followed(past, least, history) and converged(history))
+            ):
                 continue
             sudden = past.first < 5 * least
             message = f"the {what} of the policy is {number(value)}: it takes one action almost always" + (

@@ -18,7 +18,7 @@ from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History, SiteSeries, unread
 from gradflow_export.rules.sampled import likely
-from gradflow_export.rules.signals import connected, connections, converged, follows, owner, taking_turns
+from gradflow_export.rules.signals import connected, connections, converged, follows, lately, owner, taking_turns
 
 NOT_OWNED = "not in an optimizer"
 NO_GRADIENT = "no gradient"
@@ -81,7 +81,7 @@ class Stagnation(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the updates of this record and the readings before it."""
         trainable = record.get("parameter.trainable")
-        readings = history.at_sites("parameter.changed")
+        readings, norms = history.at_sites("parameter.changed"), history.at_sites("parameter.gradient_norm")
         if trainable is None or len(readings.steps) < self.readings:
             return ()
         sites = tuple(trainable.sites)
@@ -91,11 +91,7 @@ class Stagnation(Rule):
         cut = self._cut(history, tuple(compress(sites, trained)))
         if not (still.any() or cut):
             return ()
-        reasons = self._reasons(record, sites, still & ~np.isin(sites, [*cut])) | {CUT: tuple(cut)}
-        if NOT_OWNED in reasons:
-            # An optimizer that steps more rarely than another has no learning rate to tell at this step.
-            held = connected(history, Wiring.OWNED)
-            reasons[NOT_OWNED] = tuple(site for site in reasons[NOT_OWNED] if site not in held)
+        reasons = self._reasons(record, history, sites, still & ~np.isin(sites, [*cut])) | {CUT: tuple(cut)}
         if converged(history):
             reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
         rate = history.run("learning_rate")
@@ -110,7 +106,9 @@ class Stagnation(Rule):
             replace(
                 self._finding(why, layers, int(first[layers[0]]), record.step, trainable),
                 # The last that moved a parameter is one of the steps that the reading before covers.
-                before=None if why == CUT else unread(readings.steps, int(first[layers[0]]) - 1),
+                before=unread(norms.steps, cut[layers[0]])
+                if why == CUT
+                else unread(readings.steps, int(first[layers[0]]) - 1),
             )
             for why, layers in reasons.items()
             if layers
@@ -123,7 +121,7 @@ class Stagnation(Rule):
         return issue.cause != CUT and {readings.sites[index] for index in moved}.issuperset(issue.layers)
 
     def _reasons(
-        self, record: StepRecord, sites: tuple[str, ...], still: npt.NDArray[np.bool_]
+        self, record: StepRecord, history: History, sites: tuple[str, ...], still: npt.NDArray[np.bool_]
     ) -> dict[str, tuple[str, ...]]:
         norms, rates = _at(record, "parameter.gradient_norm", sites), _at(record, "parameter.learning_rate", sites)
         loudest: dict[str, float] = {}
@@ -132,10 +130,13 @@ class Stagnation(Rule):
             loudest[module] = max(loudest.get(module, 0.0), float(norms[index]))
         beside = np.array([loudest.get(owner(site), -1.0) for site in sites])
         invariant = norms.astype(np.float64) <= self.invariant * beside
-        unknown = np.isnan(rates)  # of all, where no optimizer makes the steps
+        unknown = np.isnan(rates) & ~np.isnan(rates).all()  # of all, where no optimizer makes the steps
+        # An optimizer that steps more rarely than another has no learning rate to tell at this step.
+        loose, held = lately(history, Wiring.GRADIENT, Wiring.OWNED), connected(history, Wiring.OWNED)
+        strange, idle = np.isin(sites, [*loose]), unknown & np.isin(sites, [*held])
         why = np.select(
-            [unknown & ~unknown.all(), np.isnan(norms), rates == 0.0, invariant, norms == 0.0],
-            [NOT_OWNED, NO_GRADIENT, ZERO_RATE, "", ZERO_GRADIENT],
+            [strange, idle, unknown, np.isnan(norms), rates == 0.0, invariant, norms == 0.0],
+            [NOT_OWNED, "", NOT_OWNED, NO_GRADIENT, ZERO_RATE, "", ZERO_GRADIENT],
             ROUNDING,
         )
         return {
@@ -143,7 +144,7 @@ class Stagnation(Rule):
         }
 
     def _cut(self, history: History, sites: tuple[str, ...]) -> dict[str, int]:
-        """Return since when parameters get a gradient of exactly 0, beside others of their module that have one."""
+        """Return the first step with a gradient of exactly 0 of those whose module's other parameters have one."""
         norms = history.at_sites("parameter.gradient_norm")
         if len(norms.steps) <= self.readings or shut(history):
             return {}
@@ -152,7 +153,8 @@ class Stagnation(Rule):
         had = dict(zip(norms.sites, norms.first.tolist(), strict=True))
         since, count = _unchanged(sites, norms)
         rests = (norms.steps[-1] - since + 1 >= self.span) & (count > self.readings)
-        cut = zip(sites, since.tolist(), rests.tolist(), strict=True)
+        first = norms.steps[np.searchsorted(norms.steps, since)]
+        cut = zip(sites, first.tolist(), rests.tolist(), strict=True)
         return {site: start for site, start, still in cut if still and had[site] > 0 and owner(site) in learn}
 
     def _blank(self, record: StepRecord, sites: tuple[str, ...], layers: tuple[str, ...]) -> tuple[str, ...]:
@@ -179,6 +181,7 @@ class Stagnation(Rule):
             _ADVICE[why].format(layer=layers[0]),
             since=since,
             cause=why,
+            origin=why * (why == CUT),
             follows_from=(IssueType.VANISHING,) if why in {ROUNDING, ZERO_GRADIENT} else (),
         )
 
@@ -341,8 +344,10 @@ def _leave_followers(reasons: dict[str, tuple[str, ...]], history: History) -> N
 
 def _part_unchosen(reasons: dict[str, tuple[str, ...]], alive: set[str], history: History) -> None:
     """Move what nothing was sent to, while others of its kind learn, to a reason of its own."""
-    norms, routed = history.at_sites("parameter.gradient_norm"), taking_turns(history)
-    learned = {norms.sites[index] for index in np.flatnonzero(norms.first > 0)}
+    norms, routed = history.at_sites("parameter.gradient_norm"), taking_turns(history, lost=False)
+    learned = set(compress(norms.sites, norms.first > 0))
+    # What is called, and is given all there is, is sent something: its graph is cut.
+    learned -= lately(history, Wiring.CALLED, Wiring.UNCALLED | Wiring.ROUTED)
     unchosen: list[str] = []
     for why, unsent in ((NO_GRADIENT, learned | connected(history, Wiring.UNCALLED)), (ZERO_GRADIENT, set())):
         names = reasons.get(why, ())

@@ -243,6 +243,12 @@ def connected(history: History, wanted: int) -> set[str]:
     return set(itertools.compress(series.sites, (connections(series) & wanted == wanted).any(axis=0)))
 
 
+def lately(history: History, wanted: int, lacking: int) -> set[str]:
+    """Return the parameters that had all of some connections, and none of others, at the newest reading."""
+    series = history.at_sites("connection.state")
+    return set(itertools.compress(series.sites, (connections(series)[-1:] & (wanted | lacking) == wanted).any(axis=0)))
+
+
 def begun(steps: npt.NDArray[np.int64], flags: BoolArray, again: int = AGAIN) -> npt.NDArray[np.int64]:
     """Return since which reading something holds that held in none before: where it began, and is no coincidence.
 
@@ -265,6 +271,15 @@ def begun(steps: npt.NDArray[np.int64], flags: BoolArray, again: int = AGAIN) ->
     return np.where(lasts & (steps[np.minimum(at + again - 1, n - 1)] - steps[at] < again), start, n)
 
 
+def lost_links(codes: Codes) -> Codes:
+    """Return which connections parameters lack; a learning rate above 0 is one of them.
+
+    Args:
+        codes: What :func:`connections` returns.
+    """
+    return codes & LINKS ^ (LINKS & ~Wiring.ZERO_RATE)
+
+
 def changed_at(series: SiteSeries, codes: Codes, history: History) -> tuple[int, BoolArray] | None:
     """Return at which reading parameters lost a connection that they had in all before, and which they are.
 
@@ -272,7 +287,7 @@ def changed_at(series: SiteSeries, codes: Codes, history: History) -> tuple[int,
     """
     norms, n = history.at_sites("parameter.gradient_norm"), len(codes)
     gone = set(itertools.compress(norms.sites, begun(norms.steps, ~norms.present) < len(norms.steps)))
-    lost = codes & LINKS ^ (LINKS & ~Wiring.ZERO_RATE)
+    lost = lost_links(codes)
     starts = [begun(series.steps, (lost & bit) > 0) for bit in _EACH_LINK]
     starts[-1] = np.where([site in gone for site in series.sites], starts[-1], n)
     changed = np.min(starts, axis=0)

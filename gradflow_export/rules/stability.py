@@ -143,8 +143,7 @@ class Unstable(Rule):
     def _solved_at(self, steps: npt.NDArray[np.int64], history: History) -> npt.NDArray[np.bool_]:
         """Whether the loss of each step was below a share of the first; never for losses that go below 0."""
         loss = history.run("loss")
-        below = (loss.values < self.solved * loss.first) & (loss.low >= 0)
-        return np.isin(steps, loss.steps[below])
+        return np.isin(steps, loss.steps[(loss.values < self.solved * loss.first) & (loss.low >= 0)])
 
     def _turns(
         self, values: Floats, steps: npt.NDArray[np.int64], greatest: float, history: History
@@ -158,9 +157,7 @@ class Unstable(Rule):
         if values[-1] < self.relevant * greatest or not values[-1] > values[-span] or not median(cosines) < self.turn:
             return ()  # what the cosines may be off by only raises their median
         turn = median((history.run("gradient.cosine").values + margins(history, "gradient.cosine"))[-span:])
-        if not turn < self.turn:
-            return ()
-        if not lost and float((np.diff(values[-span:]) > 0).mean()) < self.steady:
+        if not turn < self.turn or (not lost and float((np.diff(values[-span:]) > 0).mean()) < self.steady):
             return ()
         _, growth, _ = theil_sen_bounds(steps[-span:].astype(np.float64), np.log(values[-span:]))
         if not growth > 0 or not _rises(history, int(steps[-span])):

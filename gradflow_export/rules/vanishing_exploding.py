@@ -26,9 +26,7 @@ WORST = 0.75
 def grade(log_factor: float) -> Severity:
     """Return the severity of a gradient that changes by ``exp(log_factor)`` over the depth of the model."""
     decades = abs(log_factor) / math.log(10.0)
-    if decades >= 6.0:
-        return Severity.CRITICAL
-    return Severity.HIGH if decades >= 4.0 else Severity.MEDIUM
+    return Severity.CRITICAL if decades >= 6.0 else Severity.HIGH if decades >= 4.0 else Severity.MEDIUM
 
 
 def _worst(links: Chain, whole: float, limit: float) -> tuple[str, ...]:
@@ -159,14 +157,12 @@ class VanishingParameters(Rule):
         stacks = _stacks(sizes, history)
         found = [finding for links in stacks if (finding := self._judge(links)) is not None]
         if not stacks:
-            blocks = history.at_sites("block.gradient_norm").sites
-            inside = tuple(f"{block}." for block in blocks)
+            inside = tuple(f"{block}." for block in history.at_sites("block.gradient_norm").sites)
             behind = [*takewhile(lambda site: not site.startswith(inside), reversed(sizes))][::-1]
             vectors = connected(history, Wiring.VECTOR)
             links = _chained([site for site in behind if site not in vectors], sizes)
             if len(links.sites) >= self.least and self._trend(links):
-                finding = self._judge(links)
-                found = [] if finding is None else [finding]
+                found = [finding for finding in (self._judge(links),) if finding is not None]
         return () if found and converged(history) else tuple(found)
 
     def _trend(self, links: Chain) -> bool:

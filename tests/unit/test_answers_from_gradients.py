@@ -242,3 +242,60 @@ def test_inputs_are_what_the_model_was_given_where_no_layer_keeps_them() -> None
     told = [record for record in writer.records if record.facts.get("target.dependence")]
     assert told
     assert not any(record.facts.get("input.rms") for record in writer.records)
+
+
+def _one(z: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(z, torch.ones_like(z))
+
+
+def _zero(z: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(z, torch.zeros_like(z))
+
+
+def _losses(form: str, critic: nn.Module, x: Tensor, z: Tensor, step: int) -> list[Tensor]:
+    """Return the losses of one step, each for a backward pass of its own."""
+    up, down = lambda c: functional.softplus(-critic(c)).mean(), lambda c: functional.softplus(critic(c)).mean()
+    calls = [*map(up, x.chunk(5)), *map(down, z.chunk(5))] if form.startswith("many") else []
+    if form == "some rows are known":
+        whole = critic(torch.cat([x, z]))
+        return [_one(whole[: len(x)]) + functional.relu(1 + whole[len(x) :]).mean()]
+    if form == "many that are known":
+        return [*(_one(critic(c)) for c in x.chunk(5)), *(_zero(critic(c)) for c in z.chunk(5))]
+    return {
+        "one loss": lambda: [up(x) + down(z)],
+        "logarithms": lambda: [-functional.logsigmoid(critic(x)).mean() - functional.logsigmoid(-critic(z)).mean()],
+        "two losses": lambda: [up(x), down(z)],
+        "in turns": lambda: [down(z) if step % 2 else up(x)],
+        "many calls": lambda: [torch.stack(calls).sum()],
+        "many losses": lambda: calls,
+        "one of two is known": lambda: [down(z) if step % 2 else _one(critic(x))],
+    }[form]()
+
+
+CRITICS = ["one loss", "logarithms", "two losses", "in turns", "many calls", "many losses", "many that are known"]
+CRITICS += ["one of two is known", "some rows are known"]
+
+
+@pytest.mark.parametrize("form", CRITICS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_samples_that_a_critic_tells_from_noise_are_no_equal_targets(form: str, seed: int) -> None:
+    """Data may be read off their gradient and noise, whose answers are all alike, not: it is pulled the other way."""
+    torch.manual_seed(seed)
+    critic = nn.Sequential(nn.Linear(2, 24), nn.LeakyReLU(), nn.Linear(24, 1))
+    optimizer, writer = torch.optim.Adam(critic.parameters(), 2e-3), MemoryWriter()
+    with Exporter(critic, backends=[writer], verbose=0, budget=None).watch() as exporter:
+        for step in range(130):
+            optimizer.zero_grad()
+            for loss in _losses(form, critic, 3 * torch.randn(80, 2), 0.006 * torch.randn(80, 2), step):
+                loss.backward()
+            optimizer.step()
+    assert IssueType.BAD_TARGETS not in {issue.issue_type for issue in exporter.issues}
+
+
+@pytest.mark.parametrize("wanted", [0.0, 1.0])
+def test_equal_targets_are_told_though_nothing_says_so_but_the_gradient(wanted: float) -> None:
+    """Where all answers are pulled one way, those that are read tell of the others."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
+    exporter, _ = _watched(model, lambda z, _: functional.softplus((1 - 2 * wanted) * z).mean())
+    assert (IssueType.BAD_TARGETS, "constant") in {(issue.issue_type, issue.cause) for issue in exporter.issues}

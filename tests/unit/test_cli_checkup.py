@@ -230,13 +230,15 @@ def test_a_script_that_fails_or_trains_nothing_is_status_2(script, tmp_path, cap
 
 
 @pytest.mark.parametrize(("options", "steps"), [((), 50), (("--all",), 90), (("--steps", "9", "--no-try"), 9)])
-def test_a_script_without_an_optimizer_is_watched(tmp_path, capsys, monkeypatch, options, steps):
-    """Its mistakes are found, and it is said why nothing is tried and what to do about it."""
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_script_without_an_optimizer_is_watched_and_treated(tmp_path, capsys, monkeypatch, options, steps, sparse):
+    """Its mistakes are found, and its updates are changed as steps are; of sparse ones it is said what to do."""
     monkeypatch.setattr(script_runner, "SECONDS", 0.0)
     script = tmp_path / "by_hand.py"
     script.write_text(
-        "import torch\nmodel = torch.nn.Linear(4, 3)\nfor _ in range(90):\n    x = torch.randn(8, 4)\n"
-        "    torch.nn.functional.cross_entropy(model(x).softmax(1), (x[:, 0] > 0).long()).backward()\n"
+        f"import torch\nmodel = torch.nn.EmbeddingBag(4, 3, sparse={sparse})\nfor _ in range(90):\n"
+        "    x = torch.randint(4, (8, 2))\n"
+        "    torch.nn.functional.cross_entropy(model(x).softmax(1), x[:, 0].clamp(max=2)).backward()\n"
         "    with torch.no_grad():\n        for weight in model.parameters():\n"
         "            weight -= 0.1 * weight.grad\n            weight.grad = None\n",
         encoding="utf-8",
@@ -245,7 +247,11 @@ def test_a_script_without_an_optimizer_is_watched(tmp_path, capsys, monkeypatch,
     told = json.loads(capsys.readouterr().out)
     assert (told["steps"], told["stopped"], told["error"]) == (steps, steps < 90, None)
     assert [each["issue_type"] for each in told["findings"] if each["severity"] == "HIGH"] == ["WRONG_LOSS"]
-    assert any("updates its weights by hand" in note for note in told["notes"]) == ("--no-try" not in options)
+    tried = "--no-try" not in options
+    assert any("updates its weights by hand" in note for note in told["notes"]) == (sparse and tried)
+    assert any("the loss is" in each["effect"] for run in told["experiments"] for each in run["in_vain"]) == (
+        tried and not sparse
+    )
 
 
 def test_a_file_that_cannot_be_written_is_told_before_the_script_runs(script, tmp_path, capsys, monkeypatch):

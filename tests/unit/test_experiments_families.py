@@ -294,6 +294,22 @@ def test_a_script_that_begins_to_learn_later_by_itself_needs_no_larger_steps(eff
     assert (bool(verdict.cures), bool(verdict.faster), verdict.baseline.ill) == (cured, not cured, cured)
 
 
+@pytest.mark.parametrize("learns", [True, False])
+def test_what_tunes_is_given_more_steps_where_a_finding_names_its_cause(learns):
+    """Not where the script has learned nearly all, nor what makes larger steps; what is exact is where it learns not."""
+    names = ("standardize the inputs", "Kaiming initialization", "learning rate x 10", "learning rate x 0.1")
+    trials = [Trial((name,), {0: 0.5}) for name in names]
+    for suspect, named in ((IssueType.DATA_SCALE, names[0]), (IssueType.BAD_INIT, names[1]), (IssueType.DEAD, None)):
+        battery = Battery(None, Training(0, 300, 1), steps=60, suspects=[suspect])
+        battery.verdict.baseline = Baseline((1.0,) * 3, (0.5 if learns else 0.95,) * 3)
+        battery.verdict.facts = {"scale": 0.0, "offset": 0.0, "gain": 0.0, "level": 0, "tables": 1}
+        accused, others = battery._left(trials)
+        assert [each.names[0] for each in accused] == ([named] if named else [])
+        assert [each.names[0] for each in others] == ([] if learns else [names[3]])
+        battery.verdict.baseline = Baseline((1.0,) * 3, (0.05,) * 3)
+        assert battery._left(trials) == ([], [])
+
+
 def test_returns_take_the_place_of_a_loss_that_says_nothing():
     """Where enough episodes ended; a loss that can be compared is compared."""
     facts = {"optimizers": 1, "places": 1, "digests": [], "echoes": 0.0}

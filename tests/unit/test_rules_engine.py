@@ -171,6 +171,47 @@ def test_records_without_the_needed_metric_are_no_evaluation():
     assert judge.issues[0].step == 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Either(Above):
+    """Finds a loss or a norm above 1; there is more than one way of finding it."""
+
+    needs: ClassVar[tuple[str, ...]] = ("loss", "gradient.norm")
+
+    def check(self, record, history):
+        values = [record.value(name) for name in self.needs]
+        if not any(value is not None and value > 1 for value in values):
+            return ()
+        return (Finding(self.kind, Severity.HIGH, ("",), 2.0, 1.0, "high", "lower it"),)
+
+
+HIGH_NORM, NO_NORM, LOW_NORM = {"loss": 0.0, "gradient__norm": 2.0}, {"loss": 0.0}, {"loss": 0.0, "gradient__norm": 0.0}
+
+
+@pytest.mark.parametrize("between", [0, 1, 7])
+def test_a_record_that_lacks_what_a_finding_was_read_in_neither_heals_it_nor_begins_anew(between):
+    """What is read at every tenth step would otherwise be forgotten in the nine between, or be over after three."""
+    judge, step = Judge([Either()], strict=True), 0
+
+    def take(*kinds):
+        nonlocal step
+        for kind in kinds:
+            step += 1
+            judge.check(record(step, **kind))
+        return [issue.healed_step is None for issue in judge.issues]
+
+    assert take(*[HIGH_NORM, *[NO_NORM] * between] * 2) == []
+    assert take(HIGH_NORM, *[NO_NORM] * 9) == [True]
+    assert take(*[LOW_NORM, *[NO_NORM] * between] * 2) == [True]
+    assert take(LOW_NORM) == [False]
+
+
+def test_what_is_found_in_records_of_two_kinds_is_over_when_either_shows_it():
+    judge = Judge([Either(patience=2)], strict=True)
+    for step, kind in enumerate([HIGH_NORM, {"loss": 9.0}, *[NO_NORM] * 3], 1):
+        judge.check(record(step, **kind))
+    assert [issue.healed_step for issue in judge.issues] == [5]
+
+
 def test_urgent_evidence_opens_at_once():
     """A finding beyond noise does not wait for patience."""
     judge = Judge([Above(patience=5, urgent_above=10.0)])

@@ -10,10 +10,11 @@ from gradflow_export.rules.learning_rate import UnevenSteps
 from gradflow_export.rules.moments import LongMomentum
 
 
-def judged(rule, readings, steps=range(5, 125, 5)):
+def judged(rule, readings, steps=range(5, 125, 5), early=(), loss=1.0):
     judge = Judge((rule,))
     for step in steps:
-        judge.check(StepRecord(step, 0.0, (Reading.run("loss", 1.0), *readings)))
+        told = early if early and step < 20 else readings
+        judge.check(StepRecord(step, 0.0, (Reading.run("loss", loss if step > 60 else 1.0), *told)))
     return [(issue.issue_type, issue.layers) for issue in judge.issues]
 
 
@@ -24,8 +25,36 @@ def judged(rule, readings, steps=range(5, 125, 5)):
 )
 def test_layers_that_stay_as_they_were_drawn(sites, ratios, still):
     """Those that move a thousandth of the others and next to nothing in all; not one alone, and not all of them."""
-    found = judged(UnevenSteps(), [Reading.of("parameter.update_ratio", sites, ratios)])
+    found = judged(UnevenSteps(), _steps(ratios, sites))
     assert found == ([(IssueType.LEARNING_RATE, sites[:still])] if still else [])
+
+
+def _steps(ratios, sites="abcd", weights=(1.0, 1.0, 1.0, 1.0)):
+    """Return what updates of weights of some norm would give."""
+    norms = [ratio * weight for ratio, weight in zip(ratios, weights, strict=True)]
+    return [Reading.of(f"parameter.update_{of}", tuple(sites), v) for of, v in (("ratio", ratios), ("norm", norms))]
+
+
+@pytest.mark.parametrize("early", [1e-2, 1e-6])
+@pytest.mark.parametrize("steps", [range(5, 125, 5), range(1, 3000)])
+def test_layers_that_came_to_rest_are_not_as_they_were_drawn(early, steps):
+    """What a layer has moved since the first step counts, however long ago; not what its latest steps were."""
+    rest = _steps((1e-7, 1e-7, 1e-2, 1e-2))
+    found = judged(UnevenSteps(), rest, steps, _steps((early, early, 1e-2, 1e-2)))
+    assert found == ([(IssueType.LEARNING_RATE, ("a", "b"))] if early < 1e-3 else [])
+
+
+def test_a_vector_next_to_zero_is_no_measure():
+    """A bias near 0 changes by more than all of itself at each step, though its steps are as short as all others."""
+    ratios = (1e-6, 1e-6, 3.0, 0.5)
+    assert judged(UnevenSteps(), _steps(ratios))
+    assert not judged(UnevenSteps(), _steps(ratios, weights=(1.0, 1.0, 1e-7, 1e-6)))
+
+
+def test_layers_that_rest_where_nothing_is_left_to_learn():
+    """A loss that has been brought to nothing needs no longer steps."""
+    ratios = (1e-6, 1e-6, 1e-2, 1e-2)
+    assert not judged(UnevenSteps(), _steps(ratios), range(30, 1500, 30), loss=0.01)
 
 
 @pytest.mark.parametrize(

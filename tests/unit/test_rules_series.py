@@ -643,6 +643,28 @@ def test_parameters_nothing_was_sent_to_are_told_as_not_chosen_whatever_they_are
     assert told(None, lambda _: 1.0) == (Severity.MEDIUM, False)
 
 
+@pytest.mark.parametrize(("state", "why"), [
+    (Wiring.CALLED, "no gradient"), (Wiring.CALLED | Wiring.ROUTED, "not chosen"), (Wiring.UNCALLED, "not chosen"),
+    (Wiring.CALLED | Wiring.UNCALLED, "not chosen"), (Wiring.CALLED | Wiring.GRADIENT, "not in an optimizer"),
+])  # fmt: skip
+@pytest.mark.parametrize("until", [6, 30])
+def test_what_is_called_with_every_batch_is_chosen_though_it_had_a_gradient_before(state, why, until):
+    """Its graph is cut since then, or it is not the tensor that the optimizer holds."""
+    names, rates = [f"{i}.weight" for i in range(3)], 0.1
+    before = Wiring.CALLED | Wiring.GRADIENT | Wiring.OWNED
+
+    def updated(step):
+        codes = dict.fromkeys(names, before) | ({names[0]: state} if step > until else {})
+        evidence = evidence_of(step, {"connection.state": {site: float(code) for site, code in codes.items()}})
+        norms = dict.fromkeys(names, 1.0) | ({names[0]: None} if step > until else {})
+        moved = dict.fromkeys(names, 0.1) | ({names[0]: 0.0} if step > until else {})
+        return replace(updates(step, moved, dict.fromkeys(names, rates), norms), evidence=evidence)
+
+    (issue,) = judged(Stagnation(), map(updated, range(1, 50))).issues
+    assert issue.layers == (names[0],)
+    assert f": {why}." in issue.message
+
+
 def test_what_rests_before_a_flat_activation_is_no_router_s_choice():
     """Layers whose gradients come and go as an activation saturates are no experts: SATURATION reports that."""
     names = ["0.weight", "2.weight", "4.weight"]
@@ -836,6 +858,16 @@ def test_a_warm_up_is_counted_in_steps_and_a_loss_may_lie_below_zero():
         assert issue.cause == "too small"
     assert not judged(LearningRate(), tiny_steps(-1.0, agree=0.1)).issues
     assert not judged(LearningRate(), tiny_steps(-1.0, rise=0.01)).issues
+
+
+@pytest.mark.parametrize("lowest", [0.3, 0.8])
+def test_steps_that_brought_the_loss_far_down_were_not_too_short(lowest):
+    """Targets that grow, as those of a value that is estimated by itself, turn a loss that had fallen and its gradients
+    one way; a loss that never came down is told."""
+    levels = np.interp(np.arange(1, 401), [1, 100, 150, 300, 400], [1.0, lowest, lowest, 0.9, 0.9])
+    beside = {"update__ratio": 4e-4, "learning_rate": 1e-3, "gradient__cosine": 0.7, "gradient__total_norm": 1.0}
+    records = [record(i, loss=float(level), **beside) for i, level in enumerate(levels, 1)]
+    assert bool(judged(LearningRate(), records).issues) == (lowest > 0.5)
 
 
 def clipped_away(ends):

@@ -65,7 +65,8 @@ class WrongMode(Check):
 
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.EVAL_RANDOM,)
     evidence: ClassVar[tuple[str, ...]] = (_DROPOUT, _NOISE, _TRAINING, _PARTS, _ASLEEP)
-    remembers: ClassVar[tuple[str, ...]] = (_TRAINING, _PARTS, _ASLEEP, _SUPERVISED)
+    alongside: ClassVar[tuple[str, ...]] = ("loss",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", _TRAINING, _PARTS, _ASLEEP, _SUPERVISED)
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:

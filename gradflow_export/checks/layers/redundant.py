@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,11 +10,12 @@ from typing import Any
 
 from torch import nn
 
-from gradflow_export.autograd_graph.layer_graph import LOOKUPS, is_factor, is_straight
+from gradflow_export.autograd_graph.layer_graph import LOOKUPS, Straight, is_factor, is_straight
 from gradflow_export.autograd_graph.loss_graph import LAYERS, through_shapes
 from gradflow_export.autograd_graph.loss_shape import adds_bias
 from gradflow_export.autograd_graph.nodes import ATTENTION, Op, below, kind_of, takers_in
 from gradflow_export.hooks import torch_private
+from gradflow_export.rules.signals import owner
 
 Node = Any
 _PASSED = frozenset(
@@ -118,9 +120,7 @@ def _chain(node: Node, known: Mapping[Node, str]) -> list[Node]:
 def _alike(first: str, second: str, modules: Mapping[str, nn.Module]) -> bool:
     """Whether two layers are of one kind and one parent, fit directly, and their middle expresses no low rank."""
     a, b = modules[first], modules[second]
-    if not (_owns_weight(a) and _owns_weight(b)):
-        return False
-    if first.rpartition(".")[0] != second.rpartition(".")[0] or _sizes(a)[1] != _sizes(b)[0]:
+    if not (_owns_weight(a) and _owns_weight(b) and owner(first) == owner(second) and _sizes(a)[1] == _sizes(b)[0]):
         return False
     kinds = [(getattr(each, "kernel_size", ()), getattr(each, "dilation", ())) for each in (a, b)]
     return kinds[0] == kinds[1] and _width(a, b) >= 1.0
@@ -161,3 +161,12 @@ def _is_added(results: Iterable[Node], takers: Mapping[Node, list[Node]]) -> boo
         if any(kind_of(taker) in _JOINED and not adds_bias(taker) for taker in takers.get(node, ())):
             return True
     return False
+
+
+def row_length(run: tuple[Straight, ...]) -> int:
+    """Return how many layers stand in a row without need, 1 where each narrows what the next one widens.
+
+    Such a factorisation of low rank is made on purpose; any other hidden layer adds nothing to a single one.
+    """
+    idle = any(a.outputs >= min(a.inputs, b.outputs) for a, b in itertools.pairwise(run))
+    return len(run) if idle else min(len(run), 1)

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.evidence import Wiring
-from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import BoolArray, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, some
 from gradflow_export.rules.evidence import none_better, still_falls
 from gradflow_export.rules.history import History
@@ -121,14 +121,14 @@ class LeftFrozen(Check):
         if not found.any() or cold[-1].all():
             return ()
         names = tuple(compress(series.sites, found))
-        since = int(series.steps[len(series.steps) - 1 - int(count[found].max())])
-        late = since - history.begun > self.brief
-        if late and (record.step < since + self.rests or not _learns_nothing(history)):
+        until, since = series.steps[-int(count[found].max()) - 1 :][:2].tolist()
+        late = until - history.begun > self.brief
+        if late and (record.step < until + self.rests or not _learns_nothing(history)):
             return ()
         return (
             _finding(
                 names,
-                f"{len(names)} tensors ({some(names)}) were trained until step {since} and are frozen since: "
+                f"{len(names)} tensors ({some(names)}) were trained until step {until} and are frozen since: "
                 "requires_grad is False at each step of the optimizer that holds them"
                 f"{', and the loss is no better than that of a constant prediction' if late else ''}.",
                 "call requires_grad_(True) again before their own backward pass; an iterator such as "
@@ -143,11 +143,10 @@ class LeftFrozen(Check):
         """Find models of which nothing is trained, whose optimizer steps and trains no head outside either."""
         series = history.at_sites("connection.state")
         ever = np.bitwise_or.reduce(connections(series), axis=1, initial=0)
-        cold = ever & (Wiring.TRAINABLE | Wiring.STEPPED) == Wiring.STEPPED
-        count = len(cold) if cold.all() else int(cold[::-1].argmin())
+        count = _lately(ever & (Wiring.TRAINABLE | Wiring.STEPPED) == Wiring.STEPPED)
         if count < self.readings or history.run("wiring.outside").last > 0:
             return ()
-        since, names = int(series.steps[len(cold) - count]), tuple(series.sites)
+        since, names = int(series.steps[-count]), tuple(series.sites)
         return (
             _finding(
                 names,
@@ -162,7 +161,7 @@ class LeftFrozen(Check):
 
     def _at_zero(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         sizes = history.at_sites("parameter.frozen_size")
-        if not len(sizes.steps) or history.seen < self.span:
+        if not len(sizes.steps):
             return ()
         names = self._used(history, compress(sizes.sites, sizes.present[-1] & (sizes.values[-1] == 0)))
         if not names:
@@ -175,15 +174,16 @@ class LeftFrozen(Check):
                 f"call requires_grad_(True) on {names[0]} before the optimizer is created, and check that nothing "
                 f"freezes {owner(names[0]) or names[0]} again (PEFT: is_trainable=True, and no second get_peft_model); "
                 "or load its trained weights.",
-                int(sizes.steps[-1]),
+                _frozen_since(history, names),
                 "frozen at zero",
+                sure=history.seen >= self.span,
             ),
         )
 
     def _as_drawn(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Find weights that are frozen as they were drawn, where the loss does not get better than a constant's."""
         peaks = history.at_sites("parameter.frozen_peak")
-        if not len(peaks.steps) or history.seen < self.harmed or not _learns_nothing(history):
+        if not len(peaks.steps):
             return ()
         low, high = self.drawn
         drawn = peaks.present[-1] & (peaks.values[-1] >= low) & (peaks.values[-1] <= high)
@@ -198,9 +198,10 @@ class LeftFrozen(Check):
                 "a constant prediction.",
                 "load trained weights before freezing them (model.load_state_dict, weights=...), or call "
                 "requires_grad_(True) on them before the optimizer is created.",
-                int(peaks.steps[-1]),
+                _frozen_since(history, names),
                 "frozen as drawn",
                 by_loss=True,
+                sure=history.seen >= self.harmed and _learns_nothing(history),
             ),
         )
 
@@ -213,12 +214,31 @@ class LeftFrozen(Check):
         return tuple(site for site in sites if trains and known.get(site, 0) & used == Wiring.CALLED)
 
 
+def _lately(flags: BoolArray) -> int:
+    """Return how many of the last readings in a row have something."""
+    return len(flags) if flags.all() else int(flags[::-1].argmin())
+
+
+def _frozen_since(history: History, names: tuple[str, ...]) -> int:
+    """Return the first reading of the last in a row in which all of some parameters were frozen."""
+    series = history.at_sites("connection.state")
+    cold = (connections(series)[:, np.isin(series.sites, names)] & Wiring.TRAINABLE) == 0
+    return int(series.steps[-_lately(cold.all(axis=1))])
+
+
 def _learns_nothing(history: History) -> bool:
     return none_better(history, 0.9, 3) is not None and not still_falls(history)
 
 
 def _finding(
-    names: tuple[str, ...], message: str, advice: str, since: int, cause: str, *, by_loss: bool = False
+    names: tuple[str, ...],
+    message: str,
+    advice: str,
+    since: int,
+    cause: str,
+    *,
+    by_loss: bool = False,
+    sure: bool = True,
 ) -> Finding:
     """Return what is said of frozen parameters; where the loss decided, less sure, and not beside what explains it."""
     return Finding(
@@ -233,4 +253,5 @@ def _finding(
         cause=cause,
         origin=cause,
         follows_from=_NOTHING_LEARNED if by_loss else (),
+        sure=sure,
     )

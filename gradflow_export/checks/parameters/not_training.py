@@ -12,7 +12,7 @@ import numpy as np
 from gradflow_export.checks.parameters.passes import BLIND, COPIED, GATHERING, LONELY, counted
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
-from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import BoolArray, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import seen
 from gradflow_export.rules.history import History, SiteSeries
@@ -25,6 +25,7 @@ from gradflow_export.rules.signals import (
     dated_change,
     dropped_at_once,
     follows,
+    lost_links,
     owner,
     taking_turns,
 )
@@ -102,6 +103,13 @@ class NotTraining(Check):
         whole = self._since(record, history, series, np.bitwise_or.reduce(codes), np.bitwise_and.reduce(codes))
         return (*(self._lately(record, history, series, codes, *lately) if lately else ()), *whole)
 
+    def lasts(self, issue: Issue, history: History) -> bool:
+        """Return whether all still lack a connection: that they had it before is not remembered for long."""
+        series = history.at_sites("connection.state")
+        here = [index for index, site in enumerate(series.sites) if site in issue.layers]
+        lost = lost_links(connections(series)[-self.heal :, here])
+        return lost.size > 0 and bool(lost.all())
+
     def _lately(
         self, record: StepRecord, history: History, series: SiteSeries, codes: Codes, start: int, changed: BoolArray
     ) -> Iterable[Finding]:
@@ -136,7 +144,7 @@ class NotTraining(Check):
             *self._unreached(history, sites, trainable & owned & ~reached, ever, span, since if start else 0),
             *(() if start else self._flat(record, history, sites, trainable & owned & reached, ever)),
             *(() if start and not dropped_at_once(history, since, still, total) else _rateless(sites, still, total)),
-            *_frozen(sites, ~trainable, (always & Wiring.TRAINABLE) > 0, ever),
+            *_frozen(sites, ~trainable, (always & Wiring.TRAINABLE) > 0, ever, 1 if start else 3),
         ]
         return tuple(
             Finding(
@@ -220,16 +228,15 @@ class NotTraining(Check):
             and (pattern(name) not in sent or (called[name] and name not in learned))
             and (span >= self.rare or pattern(name) not in (turns if called[name] else turns | beside))
         )
+        lost = since > 0 or learned.issuperset(names)
         used = tuple(name for name in names if called[name])
         unused = tuple(name for name in names if not called[name])
         if used:
             yield _Told(
                 "no gradient",
                 used,
-                (
-                    "forward() uses their modules, but no gradient ever came back: the graph is cut between them and "
-                    "the loss"
-                ),
+                f"forward() uses their modules, but no gradient {'comes back any more' if lost else 'ever came back'}: "
+                "the graph is cut between them and the loss",
                 (
                     f"search the code after {owner(used[-1]) or used[-1]} for .detach(), .data, .item(), .numpy(), "
                     "torch.no_grad(), argmax, rounding or torch.tensor(...), and use the tensor itself."
@@ -240,7 +247,7 @@ class NotTraining(Check):
             yield _Told(
                 "never called",
                 unused,
-                "forward() never calls their modules",
+                f"forward() {'no longer' if lost else 'never'} calls their modules",
                 f"call {owner(unused[0]) or unused[0]} in forward(), or remove it from the model.",
                 True,
             )
@@ -330,11 +337,12 @@ def _rateless(sites: tuple[str, ...], still: BoolArray, total: int) -> Iterable[
         )
 
 
-def _frozen(sites: tuple[str, ...], frozen: BoolArray, trained: BoolArray, ever: Codes) -> Iterable[_Told]:
-    """Yield what is frozen the wrong way round: the output layer, or one of several like layers, where others learn.
+def _frozen(sites: tuple[str, ...], frozen: BoolArray, trained: BoolArray, ever: Codes, least: int) -> Iterable[_Told]:
+    """Yield what is frozen the wrong way round: the output layer, or one of ``least`` like layers, where others learn.
 
     A layer is frozen, or trained, if its matrices are, which hold nearly all of its entries; its vectors count where it
-    has no matrix. Layers are alike whose parameters are: as many matrices and vectors, in the same order.
+    has no matrix. Layers are alike whose parameters are: as many matrices and vectors, in the same order. Of layers
+    that learned before, one alike is enough: freezing what is trained usually begins at the input.
     """
     by_module: dict[str, list[int]] = {}
     for index, site in enumerate(sites):
@@ -348,7 +356,7 @@ def _frozen(sites: tuple[str, ...], frozen: BoolArray, trained: BoolArray, ever:
     last = cold == modules[-1:] and len(warm) >= 2
     kinds = {m: vector[by_module[m]].tolist() for m in (*warm, cold[0])}
     peers = [m for m in warm if kinds[m] == kinds[cold[0]]]
-    among = len(cold) == 1 and len(peers) >= 3 and cold[0] != modules[0]
+    among = len(cold) == 1 and len(peers) >= least and cold[0] != modules[0]
     if last or among:
         names = tuple(sites[i] for i in by_module[cold[0]] if frozen[i])
         yield _Told(

@@ -29,7 +29,7 @@ ALIKE = 20
 """Batches in a row with the same samples from which on that may be the cause."""
 
 
-class _Outside(Intervention):
+class Outside(Intervention):
     """Knows whether a model is being called, or the script runs."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class _Outside(Intervention):
         return super().left(module, output)
 
 
-class OtherRows(_Outside):
+class OtherRows(Outside):
     """Takes other rows in each step where the script indexes a table by rows, and where it gets batches from a loader.
 
     Tables of one length that are indexed alike are still indexed alike.
@@ -98,7 +98,7 @@ class OtherRows(_Outside):
         return {"opened": self.acted and not self._mixed}
 
 
-class Batches(_Outside):
+class Batches(Outside):
     """Looks at the batches, and changes nothing.
 
     Attributes:
@@ -156,7 +156,7 @@ def _rows(index: Any, count: int) -> Tensor | None:
     return index if several and 1 < len(index) <= count / 2 else None
 
 
-class AsDrawn(_Outside):
+class AsDrawn(Outside):
     """Gives back what the script draws, where it puts samples in another order or makes all of them alike.
 
     Inputs and targets that are put in one order together belong to each other before it as well.
@@ -216,7 +216,7 @@ class EarlierInputs(Intervention):
         return before or (args, kwargs)
 
 
-class ComputedTargets(_Outside):
+class ComputedTargets(Outside):
     """Gives a loss targets that follow from the inputs: each is a function of one number, in which samples differ most.
 
     Classes are as frequent as each other; numbers have the mean and the spread that they had.

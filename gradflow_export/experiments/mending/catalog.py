@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from gradflow_export.experiments.mending import evaluations, labels, layers, leaks, passages, scores, sequences
+from gradflow_export.checks.not_learning import ONE_ANSWER
+from gradflow_export.experiments.mending import evaluations, labels, layers, leaks, passages, samples, scores, sequences
 from gradflow_export.experiments.mending import losses as loss
 from gradflow_export.experiments.mending.drawn import DRAWN
 from gradflow_export.experiments.mending.treatment import MENDING, Treatment
@@ -112,6 +113,26 @@ MENDED: tuple[Treatment, ...] = (
         "logits = logits.movedim(1, -1).reshape(-1, classes)  # or pass logits of shape [N, C, ...] to cross_entropy",
         (_T.WRONG_LOSS,),
         causes=frozenset({known.POSITIONS_MIXED}),
+        mistake=True,
+    ),
+    Treatment(
+        "each sample's own numbers",
+        MENDING,
+        samples.OwnNumbers,
+        "a mean or sum over the batch, of targets or within the model, that leaves all samples the same numbers",
+        "x.mean(dim=1)  # over the features of a sample; dimension 0 is the batch, and targets are not averaged",
+        (_T.WRONG_LOSS, _T.NOT_LEARNING),
+        causes=frozenset({"averaged targets", ONE_ANSWER}),
+        mistake=True,
+    ),
+    Treatment(
+        "a loss of every sample",
+        MENDING,
+        samples.EverySample,
+        "a mask that leaves every sample out of the loss",
+        "mask = ~mask  # 1 where a sample counts; print(mask.float().mean())",
+        (_T.BAD_TARGETS,),
+        causes=frozenset({"empty"}),
         mistake=True,
     ),
     Treatment(

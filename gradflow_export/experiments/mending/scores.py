@@ -75,7 +75,7 @@ class ClassesLast(Intervention):
 
 
 class Transposed(Intervention):
-    """Exchanges the first two dimensions where the script reshapes to do so, which mixes the samples of a batch."""
+    """Exchanges the first dimension with another where the script reshapes to do so, which mixes a batch's samples."""
 
     stays = True
 
@@ -90,20 +90,24 @@ class Transposed(Intervention):
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Transpose what is reshaped."""
-        if not mixes(name, args, self._counts):
+        other = mixes(name, args, self._counts)
+        if not other:
             return args, kwargs
         self.acted = True
-        return (args[0].transpose(0, 1).contiguous(), *args[1:]), kwargs
+        return (args[0].transpose(0, other).contiguous(), *args[1:]), kwargs
 
 
-def mixes(name: str, args: tuple[Any, ...], counts: set[int]) -> bool:
-    """Return whether a reshape exchanges the sizes of the first two dimensions, one of which is that of a batch."""
-    if name not in FLATTENED or args[0].dim() < 2:
-        return False
-    first, second, *rest = args[0].shape
+def mixes(name: str, args: tuple[Any, ...], counts: set[int]) -> int:
+    """Return the dimension whose size a reshape exchanges with the first one's, of which one is a batch's; else 0."""
     wanted = args[1] if len(args) == 2 else args[1:]
-    swapped = isinstance(wanted, (tuple, list)) and tuple(wanted) == (second, first, *rest)
-    return swapped and first != second and 1 not in {first, second} and not counts.isdisjoint({first, second})
+    if name not in FLATTENED or not isinstance(wanted, (tuple, list)) or not args[0].dim():
+        return 0
+    first, *rest = args[0].shape
+    for at, size in enumerate(rest, 1):
+        swapped = tuple(wanted) == args[0].transpose(0, at).shape
+        if swapped and first != size and 1 not in {first, size} and not counts.isdisjoint({first, size}):
+            return at
+    return 0
 
 
 class NoClamp(Intervention):
