@@ -154,24 +154,12 @@ class Battery:
         if self._begins_later():
             return
         if not verdict.cures and not verdict.cut:
-            longer(self._laboratory, verdict, *self._left([each for each in verdict.trials if each not in seen]))
+            longer(self._laboratory, verdict, *left([each for each in verdict.trials if each not in seen], verdict))
         if ill and not verdict.cures:
             self._try([names for names in possible if self._licensed(names) and names not in early])
             self._begins_later()
         if slow and not verdict.cures:
             verdict.faster = best([each for each in verdict.trials if verdict.rescues(each)])[:1]
-
-    def _left(self, trials: Sequence[Trial]) -> tuple[list[Trial], list[Trial]]:
-        """Return trials that may show in more steps what they do: those of what is accused, and others.
-
-        What tunes helps many scripts in so many steps, and is one of them only where a finding names its cause.
-        """
-        base, verdict = self.verdict.baseline, self.verdict
-        assert base is not None
-        named = [each for each in trials if _named(each.names, verdict) and not _often(each.names, verdict)]
-        exact = [each for each in trials if (base.ill or base.slow) and _exact(each.names)]
-        near = [each for each in exact if _near(each.names, verdict) == 0]
-        return [*near, *(each for each in named if base.progress > LEFT)], exact
 
     def _begins_later(self) -> bool:
         """Take larger steps, and what no symptom names, for no cure where the script begins to learn a little later."""
@@ -286,6 +274,19 @@ class Battery:
             if self._laboratory.cpu > self._budget:
                 self.verdict.cut = self.verdict.cut or ("the CPU budget was used up" if self._queue else "")
                 self._queue.clear()
+
+
+def left(trials: Sequence[Trial], verdict: Verdict) -> tuple[list[Trial], list[Trial]]:
+    """Return trials that may show in more steps what they do: those of what is accused, and others.
+
+    What tunes helps many scripts in so many steps, and is one of them only where a finding names its cause.
+    """
+    base = verdict.baseline
+    assert base is not None
+    named = [each for each in trials if _named(each.names, verdict) and not _often(each.names, verdict)]
+    exact = [each for each in trials if (base.ill or base.slow) and _exact(each.names)]
+    near = [each for each in exact if _near(each.names, verdict) == 0]
+    return [*near, *(each for each in named if base.progress > LEFT)], exact
 
 
 def _ordered(treatments: Sequence[Treatment], verdict: Verdict) -> list[Treatment]:

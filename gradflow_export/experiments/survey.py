@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from gradflow_export.experiments import target as programs
-from gradflow_export.experiments.by_hand import HandStep, HandUpdates
 from gradflow_export.experiments.interventions import weights
+from gradflow_export.experiments.mending.by_hand import HandStep, HandUpdates
 from gradflow_export.experiments.mending.forgotten import before_clearing
 from gradflow_export.experiments.patient import MEASURED
 from gradflow_export.experiments.sandbox import Sandbox, end_tree, silence

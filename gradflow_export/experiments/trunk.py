@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from gradflow_export.experiments import target as programs
-from gradflow_export.experiments.by_hand import HandUpdates
 from gradflow_export.experiments.facts import Facts
 from gradflow_export.experiments.interventions import Intervention
 from gradflow_export.experiments.measure import Returns
+from gradflow_export.experiments.mending.by_hand import HandUpdates
 from gradflow_export.experiments.mending.forgotten import MadeSteps
 from gradflow_export.experiments.patient import Patient
 from gradflow_export.experiments.plan import Plan, left_to_default

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradflow_export.experiments.battery import Battery
+from gradflow_export.experiments.battery import Battery, left
 from gradflow_export.experiments.decision import Baseline, Trial
 from gradflow_export.experiments.measure import EPISODES, Returns, yardstick
 from gradflow_export.experiments.mending.catalog import MENDED
@@ -303,11 +303,11 @@ def test_what_tunes_is_given_more_steps_where_a_finding_names_its_cause(learns):
         battery = Battery(None, Training(0, 300, 1), steps=60, suspects=[suspect])
         battery.verdict.baseline = Baseline((1.0,) * 3, (0.5 if learns else 0.95,) * 3)
         battery.verdict.facts = {"scale": 0.0, "offset": 0.0, "gain": 0.0, "level": 0, "tables": 1}
-        accused, others = battery._left(trials)
+        accused, others = left(trials, battery.verdict)
         assert [each.names[0] for each in accused] == ([named] if named else [])
         assert [each.names[0] for each in others] == ([] if learns else [names[3]])
         battery.verdict.baseline = Baseline((1.0,) * 3, (0.05,) * 3)
-        assert battery._left(trials) == ([], [])
+        assert left(trials, battery.verdict) == ([], [])
 
 
 def test_returns_take_the_place_of_a_loss_that_says_nothing():
