@@ -125,9 +125,9 @@ def summarise(stored: Run, *, whole: bool = True) -> RunSummary:
     summary.resumed = stored.records.resumed
     for record in stored.records if whole else stored.records.only(VERDICT):
         summary.add(record)
-    unwritten = {"": sum(gap.steps for gap in stored.gaps)}
     after = None if stored.closed else summary.last
-    summary.lost_steps = LostSteps(summary.lost_steps.dropped, unwritten, after, stored.error, stored.skipped)
+    dropped = summary.lost_steps.dropped
+    summary.lost_steps = LostSteps(dropped, {"": 0}, after, stored.error, stored.skipped).joined(stored.gaps)
     return summary
 
 
@@ -157,4 +157,4 @@ def _notes(stored: Run) -> Iterator[str]:
         again = f"the folder was written to again from step {stored.records.steps[0] if len(stored.records) else 1} on"
         yield f"  note   {again}: this is session {stored.sessions[-1]}; those before it have a report each."
     for gap in stored.gaps:
-        yield f"  note   could not be written: {gap}"
+        yield f"  note   not in the files: {gap}"

@@ -211,6 +211,7 @@ def _follow_optimizers(
         [optimizer] if isinstance(optimizer, Optimizer) else optimizer,
         skipped=loop.skip,
         foreign=foreign,
+        gone=loop.quiet.leave,
         guard=part("the optimizer step"),
     )
 

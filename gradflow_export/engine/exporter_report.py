@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gradflow_export.config import Settings
-from gradflow_export.engine.external_issues import ToldJudge
+from gradflow_export.engine.external_issues import ToldJudge, reported
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.notebook import Panel, to_frame
 from gradflow_export.engine.training_loop import TrainingLoop
@@ -285,19 +285,20 @@ class Reports(Recording):
         self._worker.analyzers.add(name, analyzer)
 
     def add_issue(self, issue: Issue) -> None:
-        """Report an issue found by your own code with the record of the current step, like an issue of a rule.
+        """Report an issue found by your own code with the next record, like an issue of a rule.
 
         It is dropped if a rule already reports the same type and layer, and if ``alerts_enabled`` is False.
 
         Args:
-            issue: Its step is set to that of the record. Once it is over, pass it again with any ``healed_step``,
-                which is also set to that of the record.
+            issue: Its step is set to the current step. Once it is over, pass it again with any ``healed_step``, which
+                is also set to the current step.
         """
         wrong = _wrong_with(issue)
         if wrong:
             _log.warning("gradflow: add_issue() expects %s", wrong)
         elif self._takes("add_issue") and self._loop is not None and self.settings.alerts_enabled:
-            self._loop.told.append(issue)
+            # The first step of several may be complete only as the next one begins, whose record takes the issue then.
+            self._loop.told.append(issue if self._loop.recorded else reported(issue, self.current_step))
 
     def mark(self, text: str, *, kind: str = "mark") -> None:
         """Add a note to the current step, which is shown on every time axis of the panel.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, StepRecord
@@ -23,6 +23,22 @@ MENDED = 100
 @dataclass(frozen=True, eq=False)
 class Amendment(Issue):
     """What is known of an issue since it was reported: its message is added to that of the issue with the same key."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reported(Issue):
+    """An issue as it was handed over, with the step then under way, which may make no record.
+
+    Attributes:
+        at: That step.
+    """
+
+    at: int = 0
+
+
+def reported(issue: Issue, at: int) -> Reported:
+    """Return an issue with the step during which it is handed over."""
+    return Reported(**{each.name: getattr(issue, each.name) for each in fields(Issue)}, at=at)
 
 
 class ToldJudge(Judge):
@@ -68,7 +84,8 @@ class ToldJudge(Judge):
 
         Args:
             record: The next record.
-            told: Issues that were reported during its step, and such of earlier ones as have healed in it.
+            told: Issues that were reported during its step or since the record before, and such of earlier ones as have
+                healed.
         """
         events = list(super().check(record))
         for issue in told:
@@ -76,14 +93,15 @@ class ToldJudge(Judge):
             if isinstance(issue, Amendment):
                 into += self._amended(issue)
                 continue
+            at = min(issue.at, record.step) if isinstance(issue, Reported) else record.step
             if not issue.open:
                 known = self._told.pop(issue.key, None)
                 if known is not None:
-                    into.append(replace(known, healed_step=record.step))
+                    into.append(replace(known, healed_step=at))
             elif not self._said(issue):
                 while len(self._told) >= CAPACITY:
                     del self._told[next(iter(self._told))]
-                self._told[issue.key] = replace(issue, step=record.step)
+                self._told[issue.key] = replace(issue, step=at)
                 into.append(self._told[issue.key])
         self._judged += 1
         return (*events, *self._mended(record.step))

@@ -62,17 +62,22 @@ class Guard:
             self._suspended -= 1
             self._turn()
 
-    def part(self, name: str) -> Part:
-        """Return a decorator for the hooks of one part."""
+    def part(self, name: str, *, rests: bool = True) -> Part:
+        """Return a decorator for the hooks of one part.
+
+        Args:
+            name: Its name in messages.
+            rests: Whether it does nothing while hooks are suspended.
+        """
         if name not in self._parts:
-            self._parts[name] = _GuardedPart(self, name)
+            self._parts[name] = _GuardedPart(self, name, rests=rests)
             self._turn()
         return self._parts[name]
 
     def _turn(self) -> None:
         """Tell the parts whether they are to do nothing."""
         for part in self._parts.values():
-            part.off = self._suspended > 0 or part.name in self.failures
+            part.off = (part.rests and self._suspended > 0) or part.name in self.failures
 
     def failed(self, name: str, error: Exception) -> None:
         """Disable a part.
@@ -98,9 +103,9 @@ class Guard:
 class _GuardedPart(Part):
     """One part under a guard."""
 
-    def __init__(self, guard: Guard, name: str) -> None:
+    def __init__(self, guard: Guard, name: str, *, rests: bool) -> None:
         super().__init__()
-        self._guard, self.name = guard, name
+        self._guard, self.name, self.rests = guard, name, rests
 
     def __call__(self, hook: Callable[..., None]) -> Callable[..., None]:
         guard = self._guard

@@ -60,6 +60,7 @@ class Pace:
         close: Whether how parameters hang together is.
         late: Requests that came after the step at which they were to act.
         flagged: Layers of the issues for which a request has acted, at most ``FLAGGED``, the newest last.
+        last: The last step that made a record, below 1 before there is one.
         skipped: Steps without a record by reason: ``every``, ``budget``, ``paused``.
     """
 
@@ -71,7 +72,7 @@ class Pace:
         self.flagged: dict[str, None] = {}
         self._requests: deque[tuple[int, tuple[str, ...]]] = deque()
         self._doubts: deque[int] = deque(maxlen=2 * DELAY)  # nobody takes them where other ranks would not hear of them
-        self._last = self._acted = -DELAY
+        self.last = self._acted = -DELAY
         self._settled: deque[float] = deque([-math.inf] * WHOLE_STEPS, WHOLE_STEPS)  # when doubts were
         self._since = 1
         self._look: int | None = None  # records since it began
@@ -164,7 +165,7 @@ class Pace:
             alone: Whether requests count: other ranks would not hear of them.
         """
         self.dense = self.close = self._asked = False
-        before = self._last
+        before = self.last
         if paused:
             self._why = "paused"
         elif schedule.recorded(step, spacing):
@@ -190,7 +191,7 @@ class Pace:
                 self._asked |= self._is_doubted(step, interval)
             self._acted = step if self._asked else self._acted
             self.dense = self._asked or looked < WHOLE_STEPS
-        self._last = step
+        self.last = step
         self._since = step - before
         if self._look is not None:
             self._look += 1
@@ -203,7 +204,7 @@ class Pace:
         while self._requests and self._requests[0][0] + DELAY <= step:
             asked = True
             request, layers = self._requests.popleft()
-            self.late += request + DELAY <= self._last
+            self.late += request + DELAY <= self.last
             for layer in layers:
                 self.flagged.pop(layer, None)
                 self.flagged[layer] = None
@@ -214,7 +215,7 @@ class Pace:
     def _is_doubted(self, step: int, interval: int | None) -> bool:
         late: list[bool] = []
         while self._doubts and self._doubts[0] + DELAY <= step:
-            late.append(self._doubts.popleft() + DELAY <= self._last)
+            late.append(self._doubts.popleft() + DELAY <= self.last)
         if interval is None or not late:
             return False
         self.late += sum(late)
@@ -243,12 +244,17 @@ class Pace:
             self.skipped["budget"] += due
             self.skipped["every"] += count - due
 
+    @property
+    def left_out(self) -> bool:
+        """Whether a schedule or a budget left the last step without a record."""
+        return self._ended in {"every", "budget"}
+
     def make_up(self) -> bool:
-        """Return whether a schedule or a budget left the last step without a record, which it is to have after all."""
-        ended, self._ended = self._ended, None
-        if ended not in {"every", "budget"}:
+        """Return whether the last step was left out, and is to have a record after all."""
+        if not self.left_out:
             return False
-        self.skipped[ended] -= 1
+        self.skipped[str(self._ended)] -= 1
+        self._ended = None
         return True
 
     def end(self) -> dict[str, float]:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.engine.instruments import gathered
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.transfer import Bundle
 from gradflow_export.hooks.optimizer_hooks import PassedSteps
+from gradflow_export.hooks.optimizer_steps import Owned
 from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.gradients.glance import Glance
+from gradflow_export.records.lost import UNSEEN
+from gradflow_export.records.step_record import Note
 
 if TYPE_CHECKING:
     from gradflow_export.engine.training_loop import TrainingLoop
@@ -47,6 +49,9 @@ class QuietSteps:
         self._resting = contextlib.ExitStack()
         self._glances: weakref.WeakKeyDictionary[Optimizer, Glance] = weakref.WeakKeyDictionary()
         self._part = guard.part("glances")
+        self._read_last = guard.part("the last weights", rests=False)(self._ask_last)
+        self._left: Drained = []  # by optimizers that are gone
+        self._left_at = 0
 
     def spacing(self, step: int) -> int:
         """Return of how many steps one is recorded: the first ones depend on no clock."""
@@ -112,16 +117,41 @@ class QuietSteps:
         loop.plan()
         self._part.took(time.perf_counter() - began)  # no guard is around this
 
+    def leave(self, owned: Owned) -> None:
+        """Keep what weights an optimizer leaves that is gone: nobody may hold its parameters when the run is closed.
+
+        Where optimizers come and go this is done no more often than records are made.
+
+        Args:
+            owned: Its parameters.
+        """
+        loop = self._loop
+        at = loop.steps + self.steps.passed
+        apart = loop.schedule.every * loop.clock.spacing
+        if not (self.steps.passed or loop.pace.left_out) or self._left_at < at < self._left_at + apart:
+            return
+        self._left = self._left if self._left_at == at else []
+        self._left_at = at
+        self._read_last(self._left, [owned])
+
     def last_step(self, transfer: Callable[[Drained, Bundle], None]) -> Bundle:
         """Return what is known of the last step, which was passed by: not its loss, but the weights that it left."""
-        bundle = Bundle(self._loop.steps, time.time())
-        drained: Drained = []
-        for _, ask in gathered(self._loop.instruments.armed, "last", self._guard.part):
-            ask(drained.extend)
+        loop = self._loop
+        bundle = Bundle(loop.steps, time.time())
+        drained = self._left if self._left_at == loop.steps else []
+        optimizers = loop.optimizers
+        self._read_last(drained, () if optimizers is None else optimizers.owned)
+        if not drained:
+            text = f"the end was not seen: nothing was read after step {max(loop.pace.last, 0)}"
+            bundle.told.append(Note(UNSEEN, text, loop.steps))
         transfer(drained, bundle)
-        if self._loop.optimizers is not None:
-            bundle.layouts.extend(self._loop.optimizers.layouts())
+        if optimizers is not None:
+            bundle.layouts.extend(optimizers.layouts())
         return bundle
+
+    def _ask_last(self, into: Drained, owned: Sequence[Owned]) -> None:
+        for each in self._loop.instruments.armed:
+            into.extend(each.last(owned))
 
     def lap(self, now: float, *, sampled: bool) -> dict[str, float]:
         """Return the times of a recorded step, and of those passed by before it.

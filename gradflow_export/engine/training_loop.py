@@ -70,7 +70,7 @@ class TrainingLoop:
             self.partners, instruments.loss, instruments.clipping, instruments.hooked, guard.part("loss")
         )
         self._due: frozenset[str] = frozenset()
-        self._recorded, self._told = True, False
+        self.recorded, self._told = True, False
         self._compare = guard.part("fingerprints")(partial(_compare, Fingerprints(), self))
         self.clock = StepClock()
         self._step_began = self._stepped_for = self._collected = 0.0
@@ -116,7 +116,7 @@ class TrainingLoop:
         if not (self.partners.is_sole(step.optimizer) or self._players.admit(step, self.open, self._finish)):
             return
         self._held.begin()
-        if not self._recorded:
+        if not self.recorded:
             return
         if step.closure:
             self.instruments.loss.passes.enter()
@@ -131,8 +131,8 @@ class TrainingLoop:
         """Read the updates, pack everything, and hand the step over when it is complete."""
         if (several := self._players.several(step)) and self._players.pass_by(step):
             return
-        rates = _learning_rates(step.optimizer) if self._recorded else []
-        if self._recorded:
+        rates = _learning_rates(step.optimizer) if self.recorded else []
+        if self.recorded:
             self._read_after(step, rates)
             if several:
                 self._players.use(step)
@@ -143,7 +143,7 @@ class TrainingLoop:
                 self.open.layouts.append(step.owned.layout)
         if self._players.step(step, self.open, several=several):
             self._finish()
-            if not (self._recorded or self._held.waits) and self.partners.is_sole(step.optimizer):
+            if not (self.recorded or self._held.waits) and self.partners.is_sole(step.optimizer):
                 self.quiet.begin(step.optimizer)
 
     def _read_after(self, step: OptimizerStep, rates: list[float]) -> None:
@@ -178,7 +178,7 @@ class TrainingLoop:
         self.hand.end(model)
         self._held.begin()
         step = _by_hand(self, model)
-        if self._recorded:
+        if self.recorded:
             for look in self._hand_after:
                 look(step)
             self._held.step_by_hand(step)
@@ -191,13 +191,13 @@ class TrainingLoop:
 
     def _read_pass(self, model: nn.Module, again: bool) -> None:
         """Read gradients at the end of a backward pass, where no optimizer has stepped yet."""
-        if self._recorded:
+        if self.recorded:
             self._read_gradients(_by_hand(self, model), self._due, again=again)
 
     def finish(self, *, last: bool = False) -> None:
         """Hand over a step that is still open, or what was seen since the last one that cannot wait for the next."""
         self.hand.look()
-        if self.open is None and self._recorded and self.instruments.news:
+        if self.open is None and self.recorded and self.instruments.news:
             self._collect({})
         if self.open is not None:
             self._finish()
@@ -226,7 +226,7 @@ class TrainingLoop:
             self.open = Bundle(self.steps + 1, time.time())
         bundle = self.open
         bundle.wall_time, self._collected = time.time(), now
-        if not self._recorded:
+        if not self.recorded:
             # The step after the first is planned late, so that its forward pass may have been watched in vain.
             for called in self.instruments.hooked:
                 called.forget()
@@ -253,7 +253,7 @@ class TrainingLoop:
         self._players.finish()
         self.steps += 1
         planned = self.pace.end()
-        if bundle is not None and self._recorded:
+        if bundle is not None and self.recorded:
             times = {**self.quiet.lap(self._collected, sampled=bool(self._due)), **planned}
             if "blocks" in self._due:
                 self.instruments.blocks.calls.notice_silence()
@@ -278,12 +278,12 @@ class TrainingLoop:
         step, spacing = self.steps + 1, self.quiet.spacing(self.steps + 1)
         # Other ranks cannot be asked in time, and a reading of one rank alone is none of the whole.
         stretch = 1 if step <= self.schedule.settled else self.clock.stretch
-        self._recorded = self.pace.begin(
+        self.recorded = self.pace.begin(
             step, self.schedule, spacing=spacing, stretch=stretch, paused=self.paused, alone=self.alone
         )
-        self.instruments.clipping.recorded = self._recorded
+        self.instruments.clipping.recorded = self.recorded
         was, self._due = self._due, frozenset()
-        if self._recorded:
+        if self.recorded:
             passed = self.pace.passed(self.schedule, self.clock.spacing)
             self._due = self.schedule.due(step, **self.pace.wants, stretch=stretch, spacing=passed)
         self._asked.plan(self._due, was)

@@ -151,6 +151,16 @@ class OptimizerSteps:
 
     Parameters are known by identity, so optimizers made before or after watching, wrapped, or with several groups all
     count, and those of other models do not.
+
+    Args:
+        model: Returns the model, ``None`` where it is gone.
+        before: Called as a step begins.
+        after: Called once it has ended.
+        only: The optimizers that count; all where it is ``None``.
+        skipped: Called instead of ``after`` for a step that a gradient scaler skipped.
+        foreign: Called with an optimizer that steps and owns no parameter of the model.
+        gone: Called with its parameters once an optimizer is gone, in whatever thread lets go of it.
+        guard: Wraps the hooks.
     """
 
     def __init__(
@@ -162,14 +172,16 @@ class OptimizerSteps:
         *,
         skipped: Listener,
         foreign: Callable[[Optimizer], None] = lambda _optimizer: None,
+        gone: Callable[[Owned], None] = lambda _owned: None,
         guard: Guard = unguarded,
     ) -> None:
         self._model = model
-        self._foreign = foreign
+        self._foreign, self._gone = foreign, gone
         self._before, self._after, self._skipped = before, after, skipped
         self._guard = guard
         self._only = None if only is None else weakref.WeakSet(only)
         self._known: weakref.WeakKeyDictionary[Optimizer, _Known] = weakref.WeakKeyDictionary()
+        self._owned: dict[weakref.ref[Optimizer], Owned] = {}
         self.strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._stateless: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.skipped = 0
@@ -181,6 +193,7 @@ class OptimizerSteps:
             passed: Steps that are only counted.
         """
         with contextlib.ExitStack() as stack:
+            stack.callback(self._owned.clear)
             stack.callback(listen(self._guard(self._pre), self._guard(self._post), passed))
             return stack.pop_all()
 
@@ -195,7 +208,19 @@ class OptimizerSteps:
             known = _Known(signature, None if model is None else self._match(model, groups))
             self._known[optimizer] = known
             (self.strangers.add if known.owned is None else self.strangers.discard)(optimizer)
+            if known.owned is not None:
+                self._owned[weakref.ref(optimizer, self._forget)] = known.owned
         return known
+
+    @property
+    def owned(self) -> tuple[Owned, ...]:
+        """The parameters of each optimizer that has stepped and is still there."""
+        return tuple(self._owned.values())
+
+    def _forget(self, optimizer: weakref.ref[Optimizer]) -> None:
+        owned = self._owned.pop(optimizer, None)
+        if owned is not None:
+            self._gone(owned)
 
     def began_stateless(self) -> bool:
         """Return whether an optimizer of the model that keeps a state, as of now, had none at its first step."""

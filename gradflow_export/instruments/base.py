@@ -21,7 +21,7 @@ from gradflow_export.records.catalog import MetricSpec
 from gradflow_export.records.step_record import Note
 
 if TYPE_CHECKING:
-    from gradflow_export.hooks.optimizer_steps import OptimizerStep
+    from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
 
 Cost = Literal["c", "G", "P", "H"]
 """Passes over tensors on a step at which it reads: constant, all gradients, all parameters, outputs of modules."""
@@ -133,8 +133,12 @@ class Instrument:
         """Give out what shows once all optimizers of a record have stepped; asked where it is due."""
         return []
 
-    def last(self) -> Drained:
-        """Give out the state in which training has ended, where its last step made no record."""
+    def last(self, owned: Sequence[Owned]) -> Drained:  # noqa: ARG002 - most have nothing to tell
+        """Give out the state in which training has ended, where its last step made no record.
+
+        Args:
+            owned: The parameters of optimizers; where the model is gone, they are what there is.
+        """
         return []
 
     def numbers(self) -> Mapping[str, float]:

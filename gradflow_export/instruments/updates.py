@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from gradflow_export.hooks import torch_private
-from gradflow_export.hooks.members import member_parameters
-from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
+from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned, owned_by_hand
 from gradflow_export.hooks.readings import Clue, Drained, Pending
 from gradflow_export.instruments.base import Cost, Instrument, Setting
 from gradflow_export.instruments.change_check import Checksums
@@ -137,6 +136,16 @@ def _rows(optimizer: object, parameter: Tensor, room: int) -> tuple[Tensor, bool
     return (none, False) if found is None else (found, False)
 
 
+def _weight_norms(owned: Owned) -> Drained:
+    """Return the norms of parameters as they are now, of all but whole numbers."""
+    held = [local(p) for p in owned.parameters]
+    places = [place for place, p in enumerate(held) if p.is_floating_point() or p.is_complex()]
+    if not places:
+        return []
+    norms = l2_norms([dense_entries(held[place]).reshape(-1) for place in places])
+    return [Pending("parameter.weight_norm", owned.sites, norms, owned.where[places])]
+
+
 class UpdateInstrument(Instrument):
     """Weight norms, update norms and what each parameter's learning rate is.
 
@@ -220,17 +229,16 @@ class UpdateInstrument(Instrument):
         out, self._out = self._out, []
         return out
 
-    def last(self) -> Drained:
-        """Give out the norms of the weights as they are now, of all parameters: the state in which training ended."""
+    def last(self, owned: Sequence[Owned]) -> Drained:
+        """Give out the norms of the weights as they are now, of all parameters: the state in which training ended.
+
+        Args:
+            owned: The parameters of optimizers, which are read where the model is gone.
+        """
         model = self._model()
-        named = [] if model is None else [(name, local(p)) for name, p in member_parameters(model)]
-        where = [place for place, (_, p) in enumerate(named) if p.is_floating_point() or p.is_complex()]
-        if not where:
-            return []
         with torch.no_grad():
-            norms = l2_norms([dense_entries(named[place][1]).reshape(-1) for place in where])
-        sites = tuple(site for site, _ in named)
-        return [Pending("parameter.weight_norm", sites, norms, np.array(where, dtype=np.int64))]
+            every = owned if model is None else [owned_by_hand(model, frozen=True)]
+            return [norms for each in every for norms in _weight_norms(each)]
 
     def _plan(self, step: OptimizerStep) -> _Plan:
         known = self._plans.get(step.optimizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gradflow_export.records.step_record import Gap, StepRecord
@@ -13,6 +13,12 @@ INTERRUPTED = "interrupted"
 """How it is said that somebody stopped the run."""
 DISABLED = "disabled"
 """Kind of the notes on what an error ended: an instrument, a rule, an analysis."""
+UNSEEN = "unseen"
+"""Kind of the note on an end of which nothing could be read: the model was gone."""
+NOBODY, KILLED = "no session recorded them", "the session before ended before they were written"
+"""Why steps between two sessions of a run are in neither."""
+SHOWING = frozenset(("loss", "gradient.total_norm", "parameter.weight_norm"))
+"""Metrics any of which shows what the steps before it left."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class LostSteps:
         error: What ended the run, such as ``"at step 3 (ValueError)"`` for an exception, ``"interrupted at step 3"``.
         damaged: Parts of the files that could not be read, of which nobody knows what they held.
         disabled: What read or judged until an error of its own ended it, with the step.
+        unseen: That the end was not seen, in words; empty where it was.
     """
 
     dropped: Mapping[str, int] = field(default_factory=dict)
@@ -34,6 +41,7 @@ class LostSteps:
     error: str = ""
     damaged: int = 0
     disabled: Mapping[str, int] = field(default_factory=dict)
+    unseen: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.phrase)
@@ -42,6 +50,16 @@ class LostSteps:
     def total(self) -> int:
         """Steps that are in no record or file; what one writer of several did not take is in those of others."""
         return sum(self.dropped.values()) + self.unwritten.get("", 0)
+
+    def joined(self, gaps: Iterable[Gap]) -> LostSteps:
+        """Return the same with the steps that the files lack."""
+        dropped, unwritten = Counter(self.dropped), Counter(self.unwritten)
+        for gap in gaps:
+            if gap.reason in {NOBODY, KILLED}:
+                dropped[gap.reason] += gap.steps
+            else:
+                unwritten[""] += gap.steps
+        return replace(self, dropped=dropped, unwritten=unwritten)
 
     @property
     def phrase(self) -> str:
@@ -59,6 +77,7 @@ class LostSteps:
         if self.disabled:
             named = ", ".join(f"{name} (step {step})" for name, step in self.disabled.items())
             parts.append(f"disabled after an error: {named}")
+        parts += [self.unseen] if self.unseen else []
         if self.damaged:
             parts.append(f"{self.damaged} part{'s' * (self.damaged > 1)} of the files could not be read (damaged)")
         parts += [] if self.after is None else [f"not closed: steps after {self.after} are unknown"]
@@ -108,6 +127,7 @@ class StoredLost:
     def __init__(self) -> None:
         self._before = self._now = 0
         self._disabled: dict[str, int] = {}
+        self._unseen = ""
 
     def add(self, record: StepRecord) -> None:
         """Take in one record."""
@@ -115,11 +135,15 @@ class StoredLost:
         if value is not None:
             self._before += self._now if value < self._now else 0
             self._now = int(value)
+        if not SHOWING.isdisjoint(record.metrics):  # what is read later shows what the steps before it left
+            self._unseen = ""
         for note in record.notes:
             if note.kind == DISABLED:
                 self._disabled.setdefault(note.text, record.step)
+            elif note.kind == UNSEEN:
+                self._unseen = note.text
 
     @property
     def lost_steps(self) -> LostSteps:
         """What the records tell; why steps were lost is not stored."""
-        return LostSteps({"": self._before + self._now}, disabled=self._disabled)
+        return LostSteps({"": self._before + self._now}, disabled=self._disabled, unseen=self._unseen)

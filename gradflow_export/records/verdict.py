@@ -16,6 +16,8 @@ HARDLY = 0.97
 """Fraction of the first loss at or above which a loss hardly fell."""
 FAR = 0.25
 """Fraction of the run beyond which the readings that make the last loss are said to lie apart."""
+REGAINED = 0.25
+"""Fraction of the fall of the loss that one far higher reading has to take back for it to be said."""
 NAMED = 3
 """Open problems that the verdict names."""
 JUDGED = ("loss", "gradient.total_norm", "update.total_norm")
@@ -101,6 +103,13 @@ class Course:
         if until - since > max(FAR * self.last, ENDS**2):
             read = f" (medians of {ENDS}, the last read at steps {since} to {until})"
         what = "fell" if fell else "hardly fell" if last < first else "has not fallen"
+        now = self.ends.leap
+        # Where readings lie apart one alone stands for many steps, and the median for steps of long ago.
+        if fell and now is not None and until - since > ENDS**2 and now > last + REGAINED * (first - last):
+            what, read = (
+                "fell, but was far higher when last read",
+                f" (medians of {ENDS}), then {now:.4g} at step {until}",
+            )
         return what, f"from {first:.4g} to {last:.4g}{read}"
 
 
@@ -158,7 +167,7 @@ def verdict(
 def _calm(course: Course, earlier: Sequence[str], healed: str, lost: str) -> Verdict:
     """Judge a run of whose latest session no problem is open."""
     count = course.before + course.steps
-    steps = f"in {'the ' if lost else ''}{count} recorded step{'s' * (count > 1)}"
+    steps = f"in {'the ' if lost else ''}{count} record{'s' * (count > 1)}"
     after = f"; {lost}" if lost else ""
     said = f"no open problem {steps}{after}{healed}"
     what, span = course.way

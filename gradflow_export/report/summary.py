@@ -18,6 +18,7 @@ from gradflow_export.records.ignored import ignored_in
 from gradflow_export.records.lost import LostSteps, StoredLost
 from gradflow_export.records.statistics import Welford, Window, spread_of
 from gradflow_export.records.step_record import (
+    Gap,
     Issue,
     IssueType,
     RunInfo,
@@ -73,7 +74,7 @@ class RunSummary:
         self.flow = FlowPatterns()
         self._stored = StoredLost()
         self._known: LostSteps | None = None
-        self._begun = self._missing = 0
+        self._begun, self._gaps = 0, tuple[Gap, ...]()
         self._windows = {name: Window(TREND_WINDOW) for name in JUDGED}
         self._issues: dict[tuple[str, str, int], Issue] = {}
         self._ignored: dict[tuple[str, str, int], Issue] = {}
@@ -91,9 +92,10 @@ class RunSummary:
             done: Steps that were completed before this session.
         """
         self.earlier = tuple(issue for issue, _ in before.issues)
-        self._begun, self.course.before, self._missing = before.first, before.records, sum(g.steps for g in before.gaps)
+        self._begun, self.course.before, self._gaps = before.first, before.records, tuple(before.gaps)
         if before.records:
-            self.passed = max(done + 1 - before.first - before.records - self._missing, 0)
+            missing = sum(gap.steps for gap in before.gaps)
+            self.passed = max(done + 1 - before.first - before.records - missing, 0)
         for step, loss in before.losses:
             self.course.ends.add(loss, step)
             self.trace.add(step, loss)
@@ -169,9 +171,8 @@ class RunSummary:
     def lost_steps(self) -> LostSteps:
         """What was lost: as the records tell, until something that knows more about steps sets it."""
         stored = self._stored.lost_steps
-        known = stored if self._known is None else replace(self._known, disabled=stored.disabled)
-        written = {**known.unwritten, "": known.unwritten.get("", 0) + self._missing}
-        return replace(known, unwritten=written) if self._missing else known
+        known = stored if self._known is None else replace(self._known, disabled=stored.disabled, unseen=stored.unseen)
+        return known.joined(self._gaps) if self._gaps else known
 
     @lost_steps.setter
     def lost_steps(self, known: LostSteps) -> None:
@@ -235,7 +236,9 @@ class RunSummary:
         return {
             "info": None if self.info is None else info_to_json(self.info),
             "verdict": self.verdict,
-            "steps": {"count": self.steps, "first": self.first, "last": self.last},
+            "steps": {"count": self.steps, "first": self.first, "last": self.last}
+            if self.course.stepped
+            else {"count": 0, "first": 0, "last": 0},  # records of backward passes alone are of no step
             "lost": {name: dict(getattr(self.lost_steps, name)) for name in ("dropped", "unwritten", "disabled")},
             "loss": None
             if self.loss is None

@@ -25,7 +25,11 @@ def as_lines(summary: RunSummary, title: str) -> list[str]:
     """
     info = summary.info
     model = f"  {info.model}, {info.size}{_now_trained(summary, info)}" if info and info.model else ""
-    span = f"steps {summary.first} to {summary.last}, {summary.steps} recorded" if summary.steps else "no step recorded"
+    span = (
+        f"steps {summary.first} to {summary.last}, {summary.steps} record{'s' * (summary.steps > 1)}"
+        if summary.steps
+        else "no step recorded"
+    )
     if summary.steps and not summary.course.stepped:
         span = "no optimizer step was seen"
     if summary.spacing > 1:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from gradflow_export.records.lost import KILLED, NOBODY
 from gradflow_export.records.run_info import RunInfo
 from gradflow_export.records.step_record import Gap
 
@@ -102,5 +103,5 @@ def between(steps: Sequence[int], until: int, settings: object, *, closed: bool)
     usual = max([1, *apart[len(apart) // 2 :][:1], *([every] if isinstance(every, int) else [])])
     count = (until - 1 - steps[-1]) // usual
     least = SEVERAL if closed and (every != 1 or known.get("budget", 0) is not None) else 1
-    reason = "no session recorded them" if closed else "the session before ended before they were written"
+    reason = NOBODY if closed else KILLED
     return Gap(steps[-1] + usual, steps[-1] + count * usual, count, reason) if count >= least else None

@@ -10,9 +10,9 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records.lost import DISABLED, LostSteps
+from gradflow_export.records.lost import DISABLED, UNSEEN, LostSteps
 from gradflow_export.records.statistics import ENDS
-from gradflow_export.records.step_record import Gap
+from gradflow_export.records.step_record import Gap, gap_from_json
 from gradflow_export.records.verdict import Course
 from gradflow_export.storage.continued import RECENT, between
 from gradflow_export.storage.event_chunks import ABSENT_BITS, MISSING_BITS
@@ -55,7 +55,7 @@ def loss_course(source: Source, index: RunIndex, pairs: list[tuple[Session, Chun
     while rest and len(found) < enough:
         found += losses(*rest.popleft())
     tail: list[tuple[float, int]] = []
-    while rest and len(tail) < ENDS:
+    while rest and len(tail) < enough:
         tail = losses(*rest.pop()) + tail
     found += tail
     # Those between the ends do not count.
@@ -85,16 +85,18 @@ def lost_steps(source: Source, index: RunIndex, pairs: list[tuple[Session, Chunk
     newest = {session.name: (session, chunk) for session, chunk in pairs}
     ends = (readings(source, index, *pair, "runtime.dropped")[1] for pair in newest.values())
     dropped = sum(float(values.max()) for values in ends if len(values) and np.isfinite(values).all())
-    unwritten = sum(gap.steps for gap in gaps_between(source, index))
+    gaps = gaps_between(source, index)
     for session in index.sessions:
-        for _, gap in source.read_json(index.run, session.of_kind("gap")):
-            unwritten += gap["steps"] if gap["first"] < session.cut else 0
+        own = source.read_json(index.run, session.of_kind("gap"))
+        gaps += [gap_from_json(gap) for _, gap in own if gap["first"] < session.cut]
     disabled: dict[str, int] = {}
+    unseen = ""
     for session in index.sessions:
         for step, note in source.read_items(index.run, session.of_kind("notes"), is_note):
             if note["kind"] == DISABLED and step < session.cut:
                 disabled.setdefault(note["text"], step)
-    return LostSteps({"": int(dropped)}, {"": unwritten}, disabled=disabled)
+            unseen = note["text"] if note["kind"] == UNSEEN and session is index.sessions[-1] else unseen
+    return LostSteps({"": int(dropped)}, {"": 0}, disabled=disabled, unseen=unseen).joined(gaps)
 
 
 def gaps_between(source: Source, index: RunIndex) -> list[Gap]:

@@ -112,7 +112,7 @@ def _gaps(source: Source, index: RunIndex) -> list[dict[str, Any]]:
             if last >= gap["first"]:
                 out.append({"kind": "gap", "step": gap["first"], "last": last, "text": f"not written: {reason}"})
     out += [
-        {"kind": "gap", "step": lost.first, "last": lost.last, "text": f"not written: {lost.reason}"}
+        {"kind": "gap", "step": lost.first, "last": lost.last, "text": lost.reason}
         for lost in gaps_between(source, index)
     ]
     steps = _all_steps(source, index)

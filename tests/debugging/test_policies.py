@@ -12,6 +12,7 @@ from gradflow_export import (
     ArgumentTypeError,
     Exporter,
     GradientClippingConfig,
+    IssueType,
     MemoryWriter,
     NaNHandlingConfig,
     NumericalAnomalyError,
@@ -316,6 +317,38 @@ def test_optimizers_that_run_backward_themselves_are_refused():
     manager = NumericalStabilityManager(nan_config=NaNHandlingConfig(policy="skip"))
     with pytest.raises(ArgumentTypeError, match=r"got LBFGS.*use 'detect' or 'raise'"):
         manager.step(model, 1.0, torch.optim.LBFGS(model.parameters()))
+
+
+@pytest.mark.parametrize("policy", ["detect", "zero", "clamp", "skip"])
+@pytest.mark.parametrize("at", [131, 192])
+def test_a_nan_is_dated_by_its_own_step_under_a_budget_too(policy, at):
+    """The issue names the step that held it, recorded or not, and claims no operation where only the loss is known."""
+    torch.manual_seed(0)
+    model = Matrices()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with (
+        Exporter(model, backends=[], strict=True).watch() as exporter,
+        NumericalStabilityManager(nan_config=NaNHandlingConfig(policy=policy)).watch(model) as manager,
+    ):
+        exporter._loop.clock._spacing.value = 64
+        for number in range(1, 261):
+            x = torch.full((8, 6), math.nan) if number == at else torch.randn(8, 6)
+            kept = [p.detach().clone() for p in model.parameters()]
+            loss = model(x).square().mean()
+            loss.backward()
+            manager.step(model, loss, optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+            if policy == "detect":  # the next step is finite
+                with torch.no_grad():
+                    for p, before in zip(model.parameters(), kept, strict=True):
+                        p.copy_(before)
+        (issue,) = [each for each in exporter.issues if each.issue_type is IssueType.NUMERICAL]
+    assert issue.step == at
+    if at == 131:
+        assert issue.healed_step == 134
+        assert "sqrt" not in issue.advice
+        assert "torch.isfinite(x).all()" in issue.advice
 
 
 def test_what_was_found_and_done_joins_the_exporter_s_records():

@@ -93,7 +93,7 @@ def test_what_waits_is_bounded_and_nothing_that_was_read_is_dropped(loop, monkey
     assert memory.records[-1].value("runtime.waited") > 0
     lost = f"{summary['dropped']} steps were lost (writers too slow)"
     assert summary["lost"]["dropped"] == {"writers too slow": summary["dropped"]}
-    assert f"no open problem in the {len(memory.records)} recorded steps; {lost}" in summary["verdict"]
+    assert f"no open problem in the {len(memory.records)} records; {lost}" in summary["verdict"]
     assert lost in exporter.report().splitlines()[1]
 
 
@@ -195,7 +195,7 @@ def test_what_a_writer_did_not_take_is_said(loop, said):
     exporter.close()
     assert len(memory.records) == 10
     assert exporter.summary()["lost"]["unwritten"] == {"full": 4}
-    assert "10 recorded steps; 4 steps were not written by full" in exporter.summary()["verdict"]
+    assert "10 records; 4 steps were not written by full" in exporter.summary()["verdict"]
 
 
 def test_the_report_of_a_folder_tells_what_was_lost(loop, tmp_path, monkeypatch):
@@ -213,7 +213,7 @@ def test_the_report_of_a_folder_tells_what_was_lost(loop, tmp_path, monkeypatch)
     exporter.close()
     assert (
         summarise(read_run(tmp_path)).verdict
-        == "healthy as far as recorded: no open problem in the 6 recorded steps; 2 steps were lost (without a record)"
+        == "healthy as far as recorded: no open problem in the 6 records; 2 steps were lost (without a record)"
     )
 
 
@@ -251,9 +251,7 @@ def test_a_gap_in_the_files_stands_in_the_first_line_too(tmp_path):
     with writer.path.open("ab") as file:
         file.write(LineEncoder(info.session).gap(Gap(2, 5, 4, "No space left on device")))
     verdict = summarise(read_run(tmp_path)).verdict
-    assert (
-        verdict == "healthy as far as recorded: no open problem in the 1 recorded step; 4 steps were lost (not written)"
-    )
+    assert verdict == "healthy as far as recorded: no open problem in the 1 record; 4 steps were lost (not written)"
 
 
 def test_a_disk_that_was_full_from_the_start_is_said(tmp_path):

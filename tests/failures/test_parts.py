@@ -173,7 +173,7 @@ def test_what_an_error_disabled_is_a_loss_wherever_a_run_is_judged(loop, monkeyp
         ": ".join(panel[name] for name in ("headline", "detail")),
     }
     (verdict,) = verdicts
-    assert "no open problem in the 14 recorded steps; disabled after an error: loss (step 13)" in verdict
+    assert "no open problem in the 14 records; disabled after an error: loss (step 13)" in verdict
     assert panel["tone"] == "warn"
 
 

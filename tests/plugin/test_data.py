@@ -9,7 +9,8 @@ import pytest
 
 from gradflow_export.cli.report import summarise
 from gradflow_export.records.catalog import MetricSpec
-from gradflow_export.records.step_record import IssueType, Reading, RunInfo, Severity, StepRecord
+from gradflow_export.records.lost import UNSEEN
+from gradflow_export.records.step_record import IssueType, Note, Reading, RunInfo, Severity, StepRecord
 from gradflow_export.schedule import INTERVALS
 from gradflow_export.storage.reader import read_run
 from gradflow_export.writers import TensorBoardWriter
@@ -219,6 +220,12 @@ def test_first_and_last_loss_are_those_of_the_command_line(tmp_path, logs, open_
     assert (expected is None) == (steps < 10)
 
 
+def unseen(logs, step):
+    """Return the record of an end of which nothing could be read."""
+    note = Note(UNSEEN, "the end was not seen: nothing was read after step 12", step)
+    return StepRecord(step, logs.EPOCH + step, notes=(note,))
+
+
 def told(source, run):
     """Return what the panel says of a run on one line."""
     said = run_meta(source, run)["said"]
@@ -243,10 +250,19 @@ def test_the_verdict_is_that_of_the_command_line(tmp_path, logs, open_source, ro
         "fell": (losses([2.0, 1.0] * 6 + [0.5] * 6), "good", "healthy: "),
         "flat": (losses([1.0] * 12), "warn", "the loss has not fallen: "),
         "hardly": (losses([1.0] * 6 + [0.99] * 6), "warn", "the loss hardly fell: "),
+        "leapt": (
+            [
+                StepRecord(64 * place, logs.EPOCH + place, (Reading.run("loss", loss),))
+                for place, loss in enumerate([2.0] * 6 + [0.1, 0.2] * 8 + [1.9], start=1)
+            ],
+            "warn",
+            "the loss fell, but was far higher when last read: from 2 to 0.2 (medians of 5), then 1.9 at step 1472; ",
+        ),
         "nan": (losses([2.0] * 6 + [1.0] * 6 + [math.nan]), "bad", "the loss is NaN: "),
         "rivals": (rivals(1.0, 2.0), "good", "healthy: "),
         "shared": (rivals(3.0, 3.0), "warn", "the loss has not fallen: "),
         "lost": (lossy_records(logs, 1, 40, lost=3.0), "warn", "healthy as far as recorded: "),
+        "unseen": ([*losses([2.0] * 6 + [1.0] * 6), unseen(logs, 13)], "warn", "healthy as far as recorded: "),
         "mild": ([*losses([1.0] * 9), issue_record(logs, 10, *kinds)], "warn", "6 problems: "),
         "grave": (
             [*losses([1.0] * 9), issue_record(logs, 10, logs.issue(), logs.issue(healed=9, layer="z"))],

@@ -120,7 +120,7 @@ def test_text_names_layer_step_and_advice(tmp_path, capsys):
     code, out, _ = report(capsys, tmp_path)
     assert code == 0
     assert "MLP, 1,234 parameters" in out
-    assert "steps 1 to 3, 3 recorded" in out
+    assert "steps 1 to 3, 3 records" in out
     assert "[HIGH] VANISHING in blocks.3 since step 2\n" in out
     assert "[CRITICAL] NUMERICAL in the whole model since step 4" in out
     assert "value    1e-06, threshold 0.0001" in out
@@ -138,7 +138,7 @@ def test_a_run_that_was_not_closed_says_so_first(kind, tmp_path, capsys):
         writer.write(StepRecord(step, float(step), (Reading.run("loss", 1.0),)))
     writer.flush()
     _, out, _ = report(capsys, tmp_path)
-    assert "in the 3 recorded steps; not closed: steps after 3 are unknown" in out.splitlines()[1]
+    assert "in the 3 records; not closed: steps after 3 are unknown" in out.splitlines()[1]
     assert "note   not closed" in out
     writer.close()
     _, out, _ = report(capsys, tmp_path)
@@ -159,12 +159,12 @@ def test_every_run_below_a_folder_is_reported(tmp_path, capsys):
     assert [line.split()[0] for line in lines] == ["worse", "sick", "deep/b", "flat", "a"]
     assert lines[1:] == [
         "  sick    [HIGH] 1 problem: VANISHING in blocks.3 since step 2. Fix: Look at blocks.3",
-        "  deep/b  the loss is Inf: no open problem in 1 recorded step",
-        "  flat    the loss has not fallen: from 1 to 1 (medians of 5); no open problem in 10 recorded steps",
-        "  a       healthy: no open problem in 10 recorded steps; the loss fell from 4 to 1 (medians of 5)",
+        "  deep/b  the loss is Inf: no open problem in 1 record",
+        "  flat    the loss has not fallen: from 1 to 1 (medians of 5); no open problem in 10 records",
+        "  a       healthy: no open problem in 10 records; the loss fell from 4 to 1 (medians of 5)",
     ]
     _, out, _ = report(capsys, tmp_path, "--details")
-    assert sum("recorded" in line and line.startswith("  steps ") for line in out.splitlines()) == 5
+    assert sum(" record" in line and line.startswith("  steps ") for line in out.splitlines()) == 5
     assert "(1 NaN or Inf)" in out
 
 
@@ -205,7 +205,7 @@ def test_sessions_that_began_again_have_a_report_each(kind, tmp_path, capsys):
     session(3, range(6, 8))  # goes on where the second ended
     session(4, range(1, 4))
     _, out, _ = report(capsys, tmp_path)
-    assert "steps 1 to 3, 3 recorded" in out, "the newest in full"
+    assert "steps 1 to 3, 3 records" in out, "the newest in full"
     assert f"2 other runs in {tmp_path}, 0 to look at. In full: gradflow report {tmp_path} --details" in out
     _, out, _ = report(capsys, tmp_path, "--details")
     spans = [line.strip().partition(",")[0] for line in out.splitlines() if line.startswith("  steps ")]
@@ -262,8 +262,8 @@ def test_the_report_says_that_a_run_was_resumed_and_what_lies_between(tmp_path, 
     session(tmp_path, 2, range(begins, begins + 10))
     _, out, _ = report(capsys, tmp_path)
     assert f"note   2 sessions: training was resumed at step {begins}\n" in f"{out}\n"
-    assert (f"note   could not be written: {lost}" in out) is bool(lost)
-    assert ("100 steps were lost" in out) is bool(lost)
+    assert (f"note   not in the files: {lost}" in out) is bool(lost)
+    assert ("100 steps were lost (no session recorded them)" in out) is bool(lost)
 
 
 def test_readings_that_lie_far_apart_are_named_where_they_make_the_last_loss(tmp_path, capsys):
@@ -284,7 +284,7 @@ def test_a_run_that_an_exception_ended_says_so(tmp_path, capsys, backend):
         outlets.write(StepRecord(step, float(step), (Reading.run("loss", 1.0 / step),)))
     outlets.close("at step 21 (ValueError: bad batch)")
     _, out, _ = report(capsys, tmp_path)
-    assert "healthy as far as recorded: no open problem in the 20 recorded steps; " in out
+    assert "healthy as far as recorded: no open problem in the 20 records; " in out
     assert "ended by an exception at step 21 (ValueError: bad batch)" in out.splitlines()[1]
     _, out, _ = report(capsys, tmp_path, "--json")
     (run,) = json.loads(out)["runs"]

@@ -237,7 +237,7 @@ def test_the_loss_of_a_resumed_run_fell_since_its_first_step(stopped, tmp_path):
     whole = summarise(runs_in(tmp_path / "run")[-1])
     assert exporter.summary()["loss"] == whole.as_dict()["loss"]
     assert exporter.summary()["verdict"] == whole.verdict
-    assert "in 360 recorded steps; the loss fell from" in whole.verdict
+    assert "in 360 records; the loss fell from" in whole.verdict
 
 
 def test_a_resumed_run_says_what_was_lost_before_it(tmp_path):
@@ -262,7 +262,7 @@ def test_a_resumed_run_says_what_was_lost_before_it(tmp_path):
             optimizer.step()
     told = exporter.summary()
     assert told["steps"] == {"count": 17, "first": 1, "last": 19}
-    assert "in the 17 recorded steps; 2 steps were lost (not written)" in told["verdict"]
+    assert "in the 17 records; 2 steps were lost (the session before ended before they were written)" in told["verdict"]
     assert told["verdict"] == summarise(runs_in(lines)[-1]).verdict
 
 

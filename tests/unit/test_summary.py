@@ -25,22 +25,48 @@ def issue(severity, layer, healed=None):
     return Issue(IssueType.DEAD, severity, layer, 3, 1.0, 0.9, "seen", "do", healed_step=healed)
 
 
+@pytest.mark.parametrize("late", [[1.03], [1.1, 1.02]])
+def test_a_fall_that_the_newest_reading_contradicts_is_not_healthy(late):
+    """Where readings lie apart, one or two stand for many steps, and the median for those of long ago."""
+    fall = [1.1, 1.0, 1.05, 1.2, 1.06, 0.12, 0.03, 0.15, 0.06, 0.07, 0.02, 0.11, 0.06, 0.05, *late]
+    apart = RunSummary()
+    for place, loss in enumerate(fall):
+        apart.add(StepRecord(64 * place + 64, 1.0, (Reading.run("loss", loss),)))
+    last = 64 * len(fall)
+    assert apart.judged.tone == "warn"
+    assert apart.judged.headline == "the loss fell, but was far higher when last read"
+    assert f" (medians of 5), then {late[-1]:.4g} at step {last}; no open problem in" in apart.verdict
+    assert summed(fall).verdict.startswith("healthy: "), "of adjacent steps one batch may be odd"
+    calm = RunSummary()
+    for place, loss in enumerate([*fall[: -len(late)], 0.18]):
+        calm.add(StepRecord(64 * place + 64, 1.0, (Reading.run("loss", loss),)))
+    assert calm.verdict.startswith("healthy: "), "a reading within the scatter"
+
+
+def test_one_reading_far_above_a_loss_that_is_next_to_nothing_takes_back_nothing():
+    """A spike of a thousandth of the first loss leaves the fall what it was."""
+    summary = RunSummary()
+    for place, loss in enumerate([1.0] * 6 + [1e-6, 2e-6] * 6 + [1e-3]):
+        summary.add(StepRecord(64 * place + 64, 1.0, (Reading.run("loss", loss),)))
+    assert summary.verdict.startswith("healthy: ")
+
+
 def test_a_falling_loss_is_told_in_the_verdict():
     """Medians of either end are named, so that one odd batch does not matter."""
     verdict = summed([2.0, 2.0, 9.0, 2.0, 2.0, 1.5, 1.0, 0.5, 0.5, 0.5, 7.0, 0.5]).verdict
-    assert verdict == "healthy: no open problem in 12 recorded steps; the loss fell from 2 to 0.5 (medians of 5)"
+    assert verdict == "healthy: no open problem in 12 records; the loss fell from 2 to 0.5 (medians of 5)"
 
 
 def test_a_loss_that_does_not_fall_is_told_too():
     """No open problem is not the same as learning, and such a run is not called healthy."""
     assert (
         summed([1.0] * 12).verdict
-        == "the loss has not fallen: from 1 to 1 (medians of 5); no open problem in 12 recorded steps"
+        == "the loss has not fallen: from 1 to 1 (medians of 5); no open problem in 12 records"
     )
     slow = [1.384] * 6 + [1.379] * 6
     assert (
         summed(slow).verdict
-        == "the loss hardly fell: from 1.384 to 1.379 (medians of 5); no open problem in 12 recorded steps"
+        == "the loss hardly fell: from 1.384 to 1.379 (medians of 5); no open problem in 12 records"
     )
     assert summed([-loss for loss in reversed(slow)]).verdict.startswith("healthy"), "relative to what, below 0?"
 
@@ -49,7 +75,7 @@ def test_a_loss_that_ends_without_a_number_is_not_healthy():
     """Although no rule has reported it yet, and although the losses before it fell."""
     verdict = summed([2.0] * 6 + [1.0] * 6 + [math.nan]).judged
     assert (verdict.tone, verdict.headline, verdict.detail) == (
-        "bad", "the loss is NaN", "no open problem in 13 recorded steps",
+        "bad", "the loss is NaN", "no open problem in 13 records",
     )  # fmt: skip
     assert summed([2.0] * 6 + [1.0] * 6 + [math.nan, 1.0]).judged.headline == "healthy"
 
@@ -150,9 +176,9 @@ def test_a_run_without_a_loss_is_not_called_healthy_without_a_word():
     """It is said that none was seen."""
     summary = RunSummary()
     summary.add(StepRecord(1, 1.0))
-    assert summary.verdict == "no verdict: neither loss nor gradients nor updates were read in 1 recorded step"
+    assert summary.verdict == "no verdict: neither loss nor gradients nor updates were read in 1 record"
     summary.add(StepRecord(2, 1.0, (Reading.run("gradient.total_norm", 1.0),)))
-    assert summary.verdict == "healthy: no open problem in 2 recorded steps; no loss was recorded"
+    assert summary.verdict == "healthy: no open problem in 2 records; no loss was recorded"
 
 
 def test_what_an_earlier_session_left_open_is_no_problem_of_this_one():
@@ -164,8 +190,8 @@ def test_what_an_earlier_session_left_open_is_no_problem_of_this_one():
         report.add(StepRecord(step, float(step), (Reading.run("loss", loss),)))
     later.earlier = (early,)
     named = "1 problem left open by an earlier session: DEAD in a since step 3; no other open problem in"
-    assert report.verdict == f"{named} 24 recorded steps; the loss has not fallen from 1 to 1 (medians of 5)"
-    assert later.verdict == f"{named} 12 recorded steps; the loss fell from 4 to 1 (medians of 5)"
+    assert report.verdict == f"{named} 24 records; the loss has not fallen from 1 to 1 (medians of 5)"
+    assert later.verdict == f"{named} 12 records; the loss fell from 4 to 1 (medians of 5)"
     again = Issue(**{**vars(early), "step": 25})
     for summary in (report, later):
         summary.add(StepRecord(25, 25.0, issues=(again,)))
@@ -208,6 +234,7 @@ def test_passes_without_a_step_are_no_steps():
     summary.add(StepRecord(1, 1.0, issues=(issue(Severity.HIGH, "a"),), evidence=(alone,)))
     assert summary.verdict == "1 problem: DEAD in a"
     assert "  no optimizer step was seen" in summary.as_text("run").splitlines()
+    assert summary.as_dict()["steps"] == {"count": 0, "first": 0, "last": 0}
 
 
 def test_what_is_frozen_is_told():

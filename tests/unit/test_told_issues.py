@@ -57,6 +57,23 @@ def test_the_step_of_an_issue_is_that_of_its_record():
     ]
 
 
+def test_an_issue_of_a_step_that_a_budget_leaves_out_keeps_its_step():
+    """It stands in the next record, as does its end, and both name the steps in which they were told."""
+    model, optimizer, exporter, memory = watched()
+    for number in range(1, 201):
+        if number == 99:
+            exporter._loop.clock._spacing.value = 64
+        if number in (140, 150):
+            exporter.add_issue(issue(0, IssueType.DEAD, healed_step=1 if number == 150 else None))
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).square().mean().backward()
+        optimizer.step()
+    exporter.close()
+    assert not {140, 150} & {record.step for record in memory.records}
+    found = {(i.step, i.healed_step) for r in memory.records for i in r.issues if i.issue_type is IssueType.DEAD}
+    assert found == {(140, None), (140, 150)}
+
+
 def test_a_told_issue_heals():
     """The same issue with a healed step closes it, and one that was never told is ignored."""
     model, optimizer, exporter, memory = watched()

@@ -133,7 +133,7 @@ def test_the_report_says_what_is_wrong_and_what_to_do():
     assert "at step 7; 1 issue found so far, 1 open" in text
     assert all(part in text for part in ("HIGH", "38 (mark 2)", "Clip."))
     assert "blocks.1: gain 38 to 38, furthest from 1: 38 in step 7" in text
-    assert "healthy: no open problem in 3 recorded steps" in " ".join(Elements(page_of(book)).text)
+    assert "healthy: no open problem in 3 records" in " ".join(Elements(page_of(book)).text)
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -65,7 +65,7 @@ def test_the_end_of_the_run_keeps_the_newest_values(begin, make, read, ours, mon
     log = read(run)
     assert log.history == []
     assert [log.summary[f"gradflow/{name}"] for name in ("step", "last_step")] == [30, 30]
-    assert log.summary["gradflow/verdict"].startswith("healthy: no open problem in 30 recorded steps; the loss fell ")
+    assert log.summary["gradflow/verdict"].startswith("healthy: no open problem in 30 records; the loss fell ")
 
 
 def test_steps_after_the_end_are_not_kept(begin, make, read, ours, said):

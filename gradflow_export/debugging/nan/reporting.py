@@ -41,6 +41,8 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         "weights": "restart from a checkpoint with finite weights and a smaller learning rate, or use policy 'rewind'.",
         "forward": "look at what this module computes: float16 overflows above 65504, log, sqrt and divisions need "
         "clamp_min(1e-8).",
+        "nan_loss": "look at the batch first, torch.isfinite(x).all(), and leave such batches out; if it is finite, "
+        "PyTorchDebuggingConfig(enable_autograd_anomaly=True) names the module where it begins.",
         "loss": "use a loss that works on logits, and clamp what goes into log, sqrt and divisions.",
         "backward": "sqrt, norm and pow have no finite slope at 0: add 1e-8 inside; torch.where passes NaN of the "
         "branch that was not taken.",
@@ -149,6 +151,8 @@ def _issue(faults: Sequence[Fault], outcome: Outcome, origin: Origin, step: int)
     begins = f"; it begins {origin.words}" if origin.words else ""
     kinds = {fault.kind for fault in faults}
     broken = "weights" if kinds & {"broken_weights", "broken_state"} else "buffers" if "broken_buffers" in kinds else ""
+    # A loss that is not finite was so before the backward pass, and what comes back then shows no place.
+    broken = broken or ("nan_loss" if kinds & {"nan_loss", "inf_loss"} else "")
     return Issue(
         IssueType.NUMERICAL,
         Severity.CRITICAL,

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, final
 
 from gradflow_export.records.causes import groups
+from gradflow_export.records.lost import StoredLost
 from gradflow_export.records.step_record import RunInfo, Severity, StepRecord
 from gradflow_export.records.verdict import Course, Verdict, problem, verdict
 from gradflow_export.writers.wandb.fold import Row
@@ -34,11 +35,12 @@ class Views:
     def __init__(self, module: Any) -> None:
         self._module = module
         self._health, self.issues, self._gains = HealthBook(), IssueBook(), GainViews(module)
-        self._steps, self._course = RowQueue(MOST_STEPS), Course()
+        self._steps, self._course, self._lost = RowQueue(MOST_STEPS), Course(), StoredLost()
 
     def add(self, record: StepRecord) -> bool:
         """Take in one record; return whether it has the first issue of the run."""
         self._course.add(record)
+        self._lost.add(record)
         self._health.add(record)
         self._gains.add(record)
         values = {name: value for name in RUN_KEYS if (value := record.value(name)) is not None}
@@ -62,6 +64,7 @@ class Views:
             [problem(each, stepped=self._course.stepped) for each in still],
             worst=max((each.severity for each in still), default=Severity.INFO),
             healed=sum(not group.head.open for group in every),
+            lost=self._lost.lost_steps.phrase,
         )
 
     def sender(self, rows: Rows, step: int, info: RunInfo | None) -> Callable[[], None]:

@@ -64,7 +64,7 @@ function run(name: string, last: number, more: Partial<OverviewRun> = {}): Overv
     too_new: 0,
     issues: { open: 0, healed: 0, ended: 0 },
     verdict: null,
-    said: { tone: "good", headline: "healthy", detail: "no open problem in 10 recorded steps" },
+    said: { tone: "good", headline: "healthy", detail: "no open problem in 10 records" },
     loss: { first: 2, last },
     trend: [],
     hyperparameters: {},
