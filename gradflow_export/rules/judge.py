@@ -171,9 +171,8 @@ class Judge:
                 watch.since, watch.before, watch.read = step, step - 1 - max(last, self._history.begun), read
             since = step + 1 if finding.since is None else max(finding.since, self._history.begun + 1)
             if since <= watch.since:
-                watch.since, watch.before = since, finding.before
-                if watch.before is None:
-                    watch.before = since - 1 - self._history.last_read(rule.shown, since)
+                known, last = finding.before, self._history.last_read(rule.shown, since)
+                watch.since, watch.before = since, since - 1 - last if known is None else known
             watch.read &= read
         for key, watch in watches.items():
             watch.held = key in seen or (watch.held and not watch.read <= read)
