@@ -59,7 +59,8 @@ class Rule(abc.ABC):
 
     A rule is evaluated on the records that carry at least one of ``needs`` or ``evidence``: these arrive at different
     intervals, and ``patience`` counts evaluations, not steps. A record that lacks some of what all those carried in
-    which it found something is no evaluation without the finding: it neither heals an issue nor ends the patience.
+    which it found something is no evaluation without the finding: it neither heals an issue nor ends the patience. What
+    was never read without a finding does not count.
 
     Attributes:
         patience: Consecutive evaluations with a finding before an issue opens.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -180,10 +180,12 @@ class Kind:
     Attributes:
         rules: Places of the rules that look at them.
         last: Step of the last that was judged, 0 before the first.
+        clean: Places of the rules that found nothing in one of them.
     """
 
     rules: tuple[int, ...]
     last: int = 0
+    clean: set[int] = field(default_factory=set)
 
 
 class Kinds:
@@ -216,6 +218,10 @@ class Kinds:
         kinds = [(wanted.intersection(names), kind.last) for names, kind in self._kinds.items() if kind.last]
         read = wanted.intersection((*record.metrics, *record.facts)).intersection(chain(*(names for names, _ in kinds)))
         return max((last for names, last in kinds if read and read <= names), default=0)
+
+    def usual(self, place: int) -> frozenset[str]:
+        """Return what is read in records in which a rule finds nothing; the rest may be there because of a finding."""
+        return frozenset(chain.from_iterable(names for names, kind in self._kinds.items() if place in kind.clean))
 
     def seldom(self, place: int) -> bool:
         """Return whether a rule does not look at every record."""

@@ -12,7 +12,7 @@ from gradflow_export.records.ignored import Ignored, note_of_ignored
 from gradflow_export.records.lost import DISABLED
 from gradflow_export.records.step_record import Issue, IssueType, Note, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule
-from gradflow_export.rules.history import History, Kinds
+from gradflow_export.rules.history import History, Kind, Kinds
 from gradflow_export.rules.unclipped import before_clipping
 
 _log = logging.getLogger("gradflow_export")
@@ -33,7 +33,8 @@ class _Watch:
         held: Whether it held in the last record that shows it, be it for sure or not.
         since: The first step in a row at which it held.
         before: Number of steps directly before that in which nothing was read that would show it.
-        read: What was read in every record in which it held: a record that lacks some of it shows nothing else.
+        read: What was read in every record in which it held: a record that lacks some of it shows nothing else, unless
+            that is read only where something is found.
     """
 
     held: bool = False
@@ -84,6 +85,7 @@ class Judge:
         self._set_aside: set[int] = set()
         self._doubted = False
         self._kinds = Kinds([rule.judged for rule in self._rules])
+        self._kind = Kind(())
 
     def begin_again(self) -> None:
         """Forget all records and issues, as for a new session."""
@@ -122,7 +124,7 @@ class Judge:
         self._doubted = False
         events: list[int] = []
         loss = record.value("loss")
-        kind = self._kinds.of(record)
+        self._kind = kind = self._kinds.of(record)
         for index in kind.rules:
             rule = self._rules[index]
             if index in self._set_aside or (rule.quiet and self._open and self._numerical()):
@@ -145,6 +147,8 @@ class Judge:
             if not concerned:
                 return self._heal(index, rule, record.step, refuted=True)
             findings = _split(rule.check(record, self._history), self.ignored)
+            if not findings and index not in self._kind.clean:
+                self._kind.clean.add(index)
             if findings or (self._watches[index] and not self._blind(index, loss)):
                 return self._settle(index, rule, record, findings)
         except Exception:
@@ -159,7 +163,7 @@ class Judge:
     def _settle(self, index: int, rule: Rule, record: StepRecord, findings: tuple[Finding, ...]) -> list[int]:
         """Return the numbers of the issues that opened, became worse or healed."""
         watches, step = self._watches[index], record.step
-        read = rule.judged.intersection((*record.metrics, *record.facts))
+        read, usual = rule.judged.intersection((*record.metrics, *record.facts)), self._kinds.usual(index)
         seen: dict[_Key, Finding] = {}
         for finding in findings:
             for key in _keys(rule, finding):
@@ -175,10 +179,11 @@ class Judge:
                 watch.since, watch.before = since, since - 1 - last if known is None else known
             watch.read &= read
         for key, watch in watches.items():
-            watch.held = key in seen or (watch.held and not watch.read <= read)
+            shown = (watch.read & usual) <= read
+            watch.held = key in seen or (watch.held and not shown)
             if key in seen and seen[key].sure:
                 watch.positives, watch.negatives = watch.positives + 1, 0
-            elif key in seen or watch.read <= read:
+            elif key in seen or shown:
                 watch.positives, watch.negatives = 0, watch.negatives + 1
         events = self._heal(index, rule, step)
         events += filter(None, [self._raise_issue(index, rule, step, finding) for finding in findings if finding.sure])

@@ -199,10 +199,17 @@ def test_a_record_that_lacks_what_a_finding_was_read_in_neither_heals_it_nor_beg
             judge.check(record(step, **kind))
         return [issue.healed_step is None for issue in judge.issues]
 
-    assert take(*[HIGH_NORM, *[NO_NORM] * between] * 2) == []
+    assert take(LOW_NORM, *[HIGH_NORM, *[NO_NORM] * between] * 2) == []
     assert take(HIGH_NORM, *[NO_NORM] * 9) == [True]
     assert take(*[LOW_NORM, *[NO_NORM] * between] * 2) == [True]
     assert take(LOW_NORM) == [False]
+
+
+def test_what_is_read_only_where_something_is_found_heals_without_it():
+    judge = Judge([Either(patience=1)], strict=True)
+    for step, kind in enumerate([HIGH_NORM, HIGH_NORM, *[NO_NORM] * 3], 1):
+        judge.check(record(step, **kind))
+    assert [issue.healed_step for issue in judge.issues] == [5]
 
 
 def test_what_is_found_in_records_of_two_kinds_is_over_when_either_shows_it():
