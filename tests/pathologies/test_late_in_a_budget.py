@@ -89,15 +89,14 @@ def causes(monkeypatch, fault, place, begin, seed, *, budget):
     return [g.head for g in groups(exporter.issues) if g.head.open and g.head.severity >= Severity.MEDIUM]
 
 
-@pytest.mark.parametrize("budget", [False, True])
-@pytest.mark.parametrize(("fault", "place", "begin", "kind"), [
-    (dies, 1, 300, IssueType.DEAD), (dies, 2, 307, IssueType.DEAD), (dies, 3, 320, IssueType.DEAD),
-    (dies, 0, 331, IssueType.DEAD), (evaluates, 0, 307, IssueType.EVAL_RANDOM),
-    (evaluates, 0, 320, IssueType.EVAL_RANDOM), (freezes, 1, 303, IssueType.NOT_TRAINING),
-    (freezes, 3, 310, IssueType.NOT_TRAINING), (lets_go, 1, 307, IssueType.NOT_TRAINING),
-    (lets_go, 2, 311, IssueType.NOT_TRAINING), (blanks, 0, 300, IssueType.DATA_SCALE),
-    (blanks, 0, 307, IssueType.DATA_SCALE), (squashes, 0, 303, IssueType.WRONG_LOSS),
-    (squashes, 0, 320, IssueType.WRONG_LOSS),
+@pytest.mark.parametrize(("fault", "place", "begin", "kind", "budget"), [
+    (dies, 1, 300, IssueType.DEAD, True), (dies, 2, 307, IssueType.DEAD, False),
+    (dies, 3, 320, IssueType.DEAD, True), (dies, 0, 331, IssueType.DEAD, True),
+    (evaluates, 0, 307, IssueType.EVAL_RANDOM, False), (evaluates, 0, 320, IssueType.EVAL_RANDOM, True),
+    (freezes, 1, 303, IssueType.NOT_TRAINING, True), (freezes, 3, 310, IssueType.NOT_TRAINING, False),
+    (lets_go, 1, 307, IssueType.NOT_TRAINING, False), (lets_go, 2, 311, IssueType.NOT_TRAINING, True),
+    (blanks, 0, 300, IssueType.DATA_SCALE, False), (blanks, 0, 307, IssueType.DATA_SCALE, True),
+    (squashes, 0, 303, IssueType.WRONG_LOSS, True), (squashes, 0, 320, IssueType.WRONG_LOSS, False),
 ])  # fmt: skip
 def test_what_begins_late_has_one_cause_and_a_date_that_holds(monkeypatch, fault, place, begin, kind, budget):
     """The cause is named, not what came of it; and the fault began where the issue says that it may have begun."""
@@ -109,12 +108,10 @@ def test_what_begins_late_has_one_cause_and_a_date_that_holds(monkeypatch, fault
 @pytest.mark.parametrize("budget", [False, True])
 def test_a_program_without_a_fault_has_no_cause(monkeypatch, budget):
     """The same program, undisturbed."""
-    for seed in range(2):
-        assert not causes(monkeypatch, lambda *_: None, 0, 300, seed, budget=budget)
+    assert not causes(monkeypatch, lambda *_: None, 0, 300, int(budget), budget=budget)
 
 
-@pytest.mark.parametrize("depth", [3, 4])
-@pytest.mark.parametrize("budget", [False, True])
+@pytest.mark.parametrize(("depth", "budget"), [(3, False), (4, True)])
 def test_a_middle_layer_of_few_is_frozen_late_until_it_trains_again(monkeypatch, depth, budget):
     """Long after the change is forgotten, the layer still lacks what it had; one alike that trains is enough."""
     torch.manual_seed(depth)
@@ -123,8 +120,8 @@ def test_a_middle_layer_of_few_is_frozen_late_until_it_trains_again(monkeypatch,
     optimizer = torch.optim.Adam(model.parameters(), 2e-3)
     exporter, x = watcher(monkeypatch, model, budget=budget), torch.randn(256, 8)
     with exporter:
-        for step in range(1, 1000):
-            layers[1].requires_grad_(not 200 <= step < 350)
+        for step in range(1, 620):
+            layers[1].requires_grad_(not 200 <= step < 310)
             rows = torch.randint(256, (32,))
             optimizer.zero_grad()
             F.mse_loss(model(x[rows]), x[rows, :4].abs()).backward()
@@ -133,4 +130,4 @@ def test_a_middle_layer_of_few_is_frozen_late_until_it_trains_again(monkeypatch,
     assert set(issue.layers) == {"2.weight", "2.bias"}
     assert issue.step - issue.before <= 200 <= issue.step
     assert budget or issue.healed_step is not None  # within the budget it may not have been read again by then
-    assert (issue.healed_step or 350) >= 350
+    assert (issue.healed_step or 310) >= 310
