@@ -166,12 +166,9 @@ def _fused(node: Node, length: int) -> Tensor | float | None:
 
 def _softmax(node: Node, length: int, graph: Graph) -> Tensor | None:
     weights = saved(node, "result")
-    if (
-        weights is None
-        or weights.dim() < 3
-        or tuple(weights.shape[-2:]) != (length, length)
-        or (dim_of(node) not in {None, weights.dim() - 1} or not is_product(below(node)))
-    ):
+    if weights is None or weights.dim() < 3 or tuple(weights.shape[-2:]) != (length, length):
+        return None
+    if dim_of(node) not in {None, weights.dim() - 1} or not is_product(below(node)):
         return None
     seen = _next(local(weights) > _LEAST)
     for taker in _takers(node, graph):  # a mask that was put on the weights, not on the scores

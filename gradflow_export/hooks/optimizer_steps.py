@@ -215,7 +215,7 @@ class OptimizerSteps:
     @property
     def owned(self) -> tuple[Owned, ...]:
         """The parameters of each optimizer that has stepped and is still there."""
-        return tuple(self._owned.values())
+        return tuple(self._owned.copy().values())  # one may go meanwhile
 
     def _forget(self, optimizer: weakref.ref[Optimizer]) -> None:
         owned = self._owned.pop(optimizer, None)

@@ -212,8 +212,7 @@ def root_of_squares(norms: npt.NDArray[np.float64]) -> float:
 ENDS = 5
 """Readings at either end whose median counts."""
 BEYOND = 2.0
-"""Ranges of the readings before by which new ones lie above all of these where the level is another one by now. Of ten
-readings of one level the last does so in one of 10,000 runs if they are normal, one of 200 if exponential."""
+"""Ranges of the readings before by which new ones lie above all of these where the level is another one by now."""
 
 
 class Ends:

@@ -42,7 +42,9 @@ class Memory:
     @property
     def steps(self) -> float:
         """Steps until a tenth of a gradient is left."""
-        return 0.0 if self.radius <= 0 else math.inf if self.radius >= 1 else math.log(0.1) / math.log(self.radius)
+        if self.radius <= 0:
+            return 0.0
+        return math.inf if self.radius >= 1 else math.log(0.1) / math.log(self.radius)
 
     @property
     def log_growth(self) -> float:

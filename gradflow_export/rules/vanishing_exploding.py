@@ -26,7 +26,9 @@ WORST = 0.75
 def grade(log_factor: float) -> Severity:
     """Return the severity of a gradient that changes by ``exp(log_factor)`` over the depth of the model."""
     decades = abs(log_factor) / math.log(10.0)
-    return Severity.CRITICAL if decades >= 6.0 else Severity.HIGH if decades >= 4.0 else Severity.MEDIUM
+    if decades >= 6.0:
+        return Severity.CRITICAL
+    return Severity.HIGH if decades >= 4.0 else Severity.MEDIUM
 
 
 def _worst(links: Chain, whole: float, limit: float) -> tuple[str, ...]:
@@ -162,7 +164,8 @@ class VanishingParameters(Rule):
             vectors = connected(history, Wiring.VECTOR)
             links = _chained([site for site in behind if site not in vectors], sizes)
             if len(links.sites) >= self.least and self._trend(links):
-                found = [finding for finding in (self._judge(links),) if finding is not None]
+                finding = self._judge(links)
+                found = [] if finding is None else [finding]
         return () if found and converged(history) else tuple(found)
 
     def _trend(self, links: Chain) -> bool:
