@@ -47,6 +47,21 @@ class Outside(Intervention):
         return super().left(module, output)
 
 
+class Counted(Intervention):
+    """Knows how many samples a model is given, and stays while its effect is measured."""
+
+    stays = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts: set[int] = set()
+
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Take note of how many samples there are."""
+        self._counts = {len(each) for each in tensors([args, kwargs]) if each.dim()}
+        return super().called(module, args, kwargs)
+
+
 class OtherRows(Outside):
     """Takes other rows in each step where the script indexes a table by rows, and where it gets batches from a loader.
 

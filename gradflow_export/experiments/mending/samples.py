@@ -6,31 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gradflow_export.experiments.mending.batches import Outside
+from gradflow_export.experiments.mending.batches import Counted, Outside
 from gradflow_export.experiments.mending.labels import PRODUCTS
-from gradflow_export.experiments.model_edits import tensors
 
 REDUCED = frozenset(("mean", "sum"))
 
 
-class OwnNumbers(Outside):
+class OwnNumbers(Counted, Outside):
     """Leaves each sample its own numbers where a mean or a sum over the batch is taken: in a model, and of targets.
 
     What follows broadcasts one row to all samples, so that a row for each has a shape that fits.
     """
-
-    stays = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._counts: set[int] = set()
-
-    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Take note of how many samples there are."""
-        self._counts = {len(each) for each in tensors([args, kwargs]) if each.dim()}
-        return super().called(module, args, kwargs)
 
     def result(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> Any:
         """Return what was reduced."""

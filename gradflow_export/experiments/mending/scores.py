@@ -6,13 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
-
 from gradflow_export.autograd_graph.loss_shape import SHAPES, factor_of
 from gradflow_export.autograd_graph.nodes import Op, below, kind_of
 from gradflow_export.experiments.interventions import Intervention
+from gradflow_export.experiments.mending.batches import Counted
 from gradflow_export.experiments.mending.losses import ENTROPIES, first
-from gradflow_export.experiments.model_edits import tensors
 
 SOFTMAXES = frozenset(("softmax", "log_softmax"))
 FLATTENED = frozenset(("view", "reshape"))
@@ -74,19 +72,8 @@ class ClassesLast(Intervention):
         return (given.movedim(1, -1).contiguous(), *args[1:]), kwargs
 
 
-class Transposed(Intervention):
+class Transposed(Counted):
     """Exchanges the first dimension with another where the script reshapes to do so, which mixes a batch's samples."""
-
-    stays = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._counts: set[int] = set()
-
-    def called(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Take note of how many samples there are."""
-        self._counts = {len(each) for each in tensors([args, kwargs]) if each.dim()}
-        return super().called(module, args, kwargs)
 
     def function(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
         """Transpose what is reshaped."""
