@@ -110,28 +110,27 @@ def pytest_configure(config):
     config.stash[_MARGINS] = None if share is None else perturb.Margins(share)
 
 
-@pytest.hookimpl(wrapper=True, trylast=True)
-def pytest_runtest_teardown(item, nextitem):
-    """Keep the margins of what the test judged.
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    """Have what is left of a test, such as what it imported, passed over from then on.
 
-    Where a file ends, what its tests imported is passed over from then on: each exporter looks for its hooks among all
-    objects there are, and collections do.
+    Each exporter looks for its hooks among all objects there are, and collections do. Few are made by many a test.
     """
-    yield
-    if nextitem is None or nextitem.path != item.path:
+    done = yield
+    if any(gc.get_count()[1:]):
         gc.collect()
         gc.freeze()
+    return done
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_teardown(item):
+    """Keep the margins of what the test judged."""
+    yield
     margins = item.config.stash[_MARGINS]
     if margins is not None:
         lines = list(margins.close())
         item.user_properties += [("margin", line) for line in lines]
-
-
-def pytest_report_teststatus(report):
-    """Print the margins of a test where it ends."""
-    for kind, line in report.user_properties if report.when == "teardown" else ():
-        if kind == "margin":
-            print(f"\n{report.nodeid}: {line}", end="")
 
 
 @pytest.hookimpl(tryfirst=True)
