@@ -18,8 +18,20 @@ T = TypeVar("T")
 @functools.cache
 def modules() -> tuple[ModuleType, ...]:
     """Return the modules of this package and of the packages within it, by name."""
-    found = pkgutil.walk_packages(__path__, f"{__name__}.")
-    return tuple(import_module(name) for name in sorted(each.name for each in found))
+    return tuple(map(import_module, sorted(each.name for each in pkgutil.walk_packages(__path__, f"{__name__}."))))
+
+
+@functools.cache
+def _classes() -> tuple[type, ...]:
+    """Return the public classes that can be made, by file and place in it."""
+    return tuple(
+        value
+        for module in modules()
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and value.__module__ == module.__name__
+        and not (inspect.isabstract(value) or value.__name__.startswith("_"))
+    )
 
 
 def below(base: type[T]) -> tuple[type[T], ...]:
@@ -28,12 +40,4 @@ def below(base: type[T]) -> tuple[type[T], ...]:
     Args:
         base: :class:`~gradflow_export.rules.base.Check` or :class:`~gradflow_export.instruments.base.Instrument`.
     """
-    held = ((module, value) for module in modules() for value in vars(module).values())
-    return tuple(
-        value
-        for module, value in held
-        if inspect.isclass(value)
-        and value.__module__ == module.__name__
-        and issubclass(value, base)
-        and not (inspect.isabstract(value) or value.__name__.startswith("_"))
-    )
+    return tuple(each for each in _classes() if issubclass(each, base))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import platform
@@ -292,14 +293,20 @@ def default_logdir(model: nn.Module) -> Path:
     return next(path for path in candidates if not path.exists())
 
 
+@functools.cache
+def _versions() -> dict[str, str]:
+    """Return what a run is made with; our own version stands in a file, which is read once."""
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        versions["gradflow-export"] = metadata.version("gradflow-export")
+    return versions
+
+
 def describe(model: nn.Module, settings: Settings) -> RunInfo:
     """Return what is known of a run before its first step."""
     now = time.time()
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     rank = torch.distributed.get_rank() if distributed else 0
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        versions["gradflow-export"] = metadata.version("gradflow-export")
     held = list(model.parameters())
     return RunInfo(
         session=new_session(now, rank),
@@ -309,7 +316,7 @@ def describe(model: nn.Module, settings: Settings) -> RunInfo:
         rank=rank,
         world_size=torch.distributed.get_world_size() if distributed else 1,
         settings=settings.as_json(),
-        versions=versions,
+        versions=_versions(),
         entries=sum(p.numel() for p in held),
         tensors=len(held),
         frozen=sum(not p.requires_grad for p in held),
