@@ -1,5 +1,6 @@
 """Which steps are unlike those before them: what is looked at next to nothing, and what it tells."""
 
+import functools
 import math
 
 import pytest
@@ -12,8 +13,8 @@ from gradflow_export import Exporter, MemoryWriter
 from gradflow_export.engine.pace import CLOSE_STEPS
 from gradflow_export.instruments.gradients.fingerprints import BEYOND, LEAST, Range
 
-BEGIN = 150
-"""The last step before a fault."""
+BEGIN, STEPS = 150, 200
+"""The last step before a fault, and the last of all."""
 
 
 SETTINGS = [{}, {"to_none": False}, {"kind": torch.optim.AdamW, "clip": 1.0, "passes": 2}]
@@ -50,7 +51,7 @@ class Program:
         self.optimizer.step()
 
 
-def suspected(program, fault=lambda _program: None, steps=220, **settings):
+def suspected(program, fault=lambda _program: None, steps=STEPS, **settings):
     """Return the steps that were read closely, and the records, of a program in which a fault begins."""
     memory, data = MemoryWriter(), torch.Generator().manual_seed(1)
     with Exporter(program.model, backends=[memory], verbose=0, **{"budget": None, **settings}) as exporter:
@@ -60,6 +61,12 @@ def suspected(program, fault=lambda _program: None, steps=220, **settings):
                 fault(program)
             program.step(torch.randn(16, 6, generator=data))
     return [r.step for r in memory.records if r.value("schedule.suspected") is not None], memory.records
+
+
+@functools.cache
+def late(fault, settings=0):
+    """Return the same of a program with some settings, which is trained once for all that is asked of it."""
+    return suspected(Program(**SETTINGS[settings]), fault)
 
 
 def never_clears(program):
@@ -105,11 +112,11 @@ def subtracts(program):
 FAULTS = [never_clears, clears_late, cuts, freezes, rests, rebuilds, turns, subtracts]
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("settings", range(len(SETTINGS)))
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_that_begins_late_is_looked_at_closely(fault, settings):
     """The step after the first one with the fault, and those that follow it, are read, however gradients are cleared."""
-    steps, _ = suspected(Program(**settings), fault)
+    steps, _ = late(fault, settings)
     assert len(steps) in {CLOSE_STEPS, 2 * CLOSE_STEPS}, "a fault that goes on in another way is looked at once more"
     assert steps == list(range(BEGIN + 2, BEGIN + 2 + len(steps)))
 
@@ -117,7 +124,7 @@ def test_a_fault_that_begins_late_is_looked_at_closely(fault, settings):
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_a_program_that_goes_on_as_it_began_is_not_looked_at(settings):
     """No step of a loop that does the same again and again is unlike the others."""
-    assert suspected(Program(**settings))[0] == []
+    assert suspected(Program(**settings), steps=220)[0] == []
 
 
 def test_ways_that_take_turns_are_known():
@@ -132,12 +139,12 @@ def test_ways_that_take_turns_are_known():
         step(x)
 
     program.step = alternating
-    assert suspected(program)[0] == []
+    assert suspected(program, steps=220)[0] == []
 
 
 def test_a_look_begins_where_records_are_few():
     """With a record at each tenth step alone, the next sixteen of these are read."""
-    steps, _ = suspected(Program(), cuts, steps=400, every=10)
+    steps, _ = suspected(Program(), cuts, steps=BEGIN + 250, every=10)
     assert steps == list(range(BEGIN + 20, BEGIN + 20 + 10 * CLOSE_STEPS, 10))
 
 
@@ -146,7 +153,7 @@ def test_fingerprints_change_nothing_of_training():
     watched, alone = Program(), Program()
     suspected(watched, cuts)
     data = torch.Generator().manual_seed(1)
-    for step in range(1, 221):
+    for step in range(1, STEPS + 1):
         alone.cuts = step > BEGIN
         alone.step(torch.randn(16, 6, generator=data))
     for one, other in zip(watched.model.parameters(), alone.model.parameters(), strict=True):
@@ -166,7 +173,7 @@ def test_fingerprints_change_nothing_of_training():
 )
 def test_what_hangs_together_no_longer_is_told_within_twenty_steps(fault, issue, within):
     """An issue of the right type opens soon after the fault, not at the second sampled reading after it."""
-    _, records = suspected(Program(), fault)
+    _, records = late(fault)
     opened = [r.step - BEGIN for r in records for i in r.issues if i.open and str(i.issue_type) == issue]
     assert opened
     assert 0 < opened[0] <= within
