@@ -278,7 +278,7 @@ class LearningRate(Rule):
 def _lengthen(history: History) -> bool:
     """Whether steps are a quarter longer than those of half as many steps ago: a warm-up within the optimizer."""
     steps, sizes = history.run("update.total_norm").all()
-    early = sizes[steps <= (history.begun + median(steps[-3:])) / 2][-3:]
+    early = sizes[steps <= (history.begun + median(steps[-3:].astype(np.float64))) / 2][-3:]
     return len(early) > 0 and median(sizes[-3:]) > 1.25 * median(early)
 
 
