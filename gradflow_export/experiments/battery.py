@@ -232,7 +232,7 @@ class Battery:
                 {},
                 mistake=all(each.mistake for each in treatments),
                 stands_in=any(each.stands_in for each in treatments),
-                of_degree=_often(names, verdict) or any(each.kind == TUNING for each in treatments),
+                of_degree=_often(names, verdict, TUNING),
             )
             if placebo:
                 trial = replace(trial, blind={**trial.blind, seed: math.nan if failed else effect})
@@ -312,9 +312,10 @@ def _evident(names: Sequence[str], verdict: Verdict) -> bool:
     return any(find(name).evident(verdict.facts) for name in names)
 
 
-def _often(names: Sequence[str], verdict: Verdict) -> bool:
-    """Return whether treatments help many scripts that learn: larger steps, and what is chosen and nothing accuses."""
-    return any((each := find(n)).hastens or (each.choice and not each.evident(verdict.facts)) for n in names)
+def _often(names: Sequence[str], verdict: Verdict, kind: str = "") -> bool:
+    """Return whether treatments help many scripts that learn: larger steps, or what is chosen, or ``kind``, unaccused."""
+    chosen = (each for each in map(find, names) if each.choice or each.kind == kind)
+    return any(find(n).hastens for n in names) or any(not each.evident(verdict.facts) for each in chosen)
 
 
 def _structural(names: Sequence[str], verdict: Verdict) -> bool:

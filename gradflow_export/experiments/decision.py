@@ -23,8 +23,8 @@ RESCUED = 0.7
 """Share of the loss without the treatment below which a treatment rescues, in the screening run."""
 CONFIRMED = 0.85
 """The same in two more seeds."""
-LEFT, LEFT_BLIND = 0.1, 0.3
-"""Share of the loss before training, and of a placebo's, below which most is learned."""
+LEFT = 0.1
+"""Share of the loss before training below which most is learned."""
 FAR = 0.5
 """The same with each seed, for what nothing accuses in a program that learns, and for larger steps there."""
 WORSE = 1.1
@@ -179,7 +179,7 @@ class Trial:
         left: Issue types that a watched run shows with it; ``None`` where none was watched.
         blind: Mean loss after training with it and inputs that mean nothing, by seed.
         stands_in: Whether it stands for what only the author has: then the script has to learn from its inputs.
-        of_degree: Whether it tunes, or undoes what is often meant and nothing accuses.
+        of_degree: Whether it tunes, or undoes what is often meant, and no number far off accuses that.
     """
 
     names: tuple[str, ...]
@@ -214,18 +214,11 @@ class Trial:
 
     def turns(self, baseline: Baseline) -> bool:
         """Whether with all seeds the loss is so much lower that it is no matter of tuning, and much was left."""
-        return baseline.progress > LEFT and self._halves(baseline)
+        return baseline.progress > LEFT and all(e < FAR * baseline.level(seed) for seed, e in self.effects.items())
 
     def suffices(self, baseline: Baseline) -> bool:
-        """Whether it does enough, whatever accuses what it removes: what is of degree turns a program that learns.
-
-        A first loss that is very high says little of what was left; that of a placebo may say more.
-        """
-        much = baseline.progress > LEFT or (baseline.against_placebo or 0.0) > LEFT_BLIND
-        return not self.of_degree or baseline.ill or bool(baseline.slow) or (much and self._halves(baseline))
-
-    def _halves(self, baseline: Baseline) -> bool:
-        return all(effect < FAR * baseline.level(seed) for seed, effect in self.effects.items())
+        """Whether it does enough, whatever finding asks for it: what is of degree turns a program that learns."""
+        return not self.of_degree or baseline.ill or bool(baseline.slow) or self.turns(baseline)
 
     def promises(self, baseline: Baseline | None) -> bool:
         """Whether the first seed asks for two more, for either reason; ``None`` where losses cannot be compared."""
