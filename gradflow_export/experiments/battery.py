@@ -313,7 +313,7 @@ def _evident(names: Sequence[str], verdict: Verdict) -> bool:
 
 
 def _often(names: Sequence[str], verdict: Verdict, kind: str = "") -> bool:
-    """Return whether treatments help many scripts that learn: larger steps, or what is chosen, or ``kind``, unaccused."""
+    """Return whether treatments help many scripts that learn: larger steps, or an unaccused choice or ``kind``."""
     chosen = (each for each in map(find, names) if each.choice or each.kind == kind)
     return any(find(n).hastens for n in names) or any(not each.evident(verdict.facts) for each in chosen)
 
