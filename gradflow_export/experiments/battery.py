@@ -197,16 +197,15 @@ class Battery:
     def _believed(self, trial: Trial) -> bool:
         """Return whether it rescues and is licensed, or is exact and no choice and does more than tuning would.
 
-        That is asked of larger steps and of choices for a script that learns, too, whatever accuses them.
+        That is asked of what tunes and of choices for a script that learns, too, whatever accuses them.
         """
         base, treatments = self.verdict.baseline, [find(name) for name in trial.names]
         assert base is not None
-        turns, hasty = trial.turns(base), _often(trial.names, self.verdict) and not (base.ill or base.slow)
         exact = all(each.kind == EXACT and not each.choice for each in treatments)
         # A number is no cure while what structure proves is still found with another one.
         stands = _tunes(trial.names) and not self.verdict.accused.isdisjoint(map(IssueType, trial.left or ()))
-        licensed = self._licensed(trial.names) and (turns or not hasty) and not stands
-        return self.verdict.rescues(trial) and ((turns and exact) or licensed)
+        licensed = self._licensed(trial.names) and trial.suffices(base) and not stands
+        return self.verdict.rescues(trial) and ((trial.turns(base) and exact) or licensed)
 
     def _try(self, wanted: Sequence[tuple[str, ...]]) -> None:
         """Try treatments, confirm what helps, and name the best, also where this is interrupted."""
@@ -233,6 +232,7 @@ class Battery:
                 {},
                 mistake=all(each.mistake for each in treatments),
                 stands_in=any(each.stands_in for each in treatments),
+                of_degree=_often(names, verdict, TUNING),
             )
             if placebo:
                 trial = replace(trial, blind={**trial.blind, seed: math.nan if failed else effect})
@@ -305,16 +305,17 @@ def _mending(verdict: Verdict) -> list[Treatment]:
 
 def _near(names: Sequence[str], verdict: Verdict) -> int:
     """Return how near treatments are to what is accused, by symptoms or by what the first run saw: 0, 1 or 2."""
-    return 0 if _evident(names, verdict) else nearness(names, verdict.suspects)
+    return 0 if _evident(names, verdict) else nearness(names, verdict.suspects, verdict.found)
 
 
 def _evident(names: Sequence[str], verdict: Verdict) -> bool:
     return any(find(name).evident(verdict.facts) for name in names)
 
 
-def _often(names: Sequence[str], verdict: Verdict) -> bool:
-    """Return whether treatments help many scripts that learn: larger steps, and what is chosen and nothing accuses."""
-    return any((each := find(n)).hastens or (each.choice and not each.evident(verdict.facts)) for n in names)
+def _often(names: Sequence[str], verdict: Verdict, kind: str = "") -> bool:
+    """Return whether treatments help many scripts that learn: larger steps, or an unaccused choice or ``kind``."""
+    chosen = (each for each in map(find, names) if each.choice or each.kind == kind)
+    return any(find(n).hastens for n in names) or any(not each.evident(verdict.facts) for each in chosen)
 
 
 def _structural(names: Sequence[str], verdict: Verdict) -> bool:
@@ -327,8 +328,9 @@ def _named(names: Sequence[str], verdict: Verdict) -> bool:
 
     That a script learns too little names none; what structure proves is for its absence to say.
     """
-    firsts = {find(name).fixes[0] for name in names if find(name).kind != MENDING} - {IssueType.NOT_LEARNING}
-    return not firsts.isdisjoint(verdict.suspects) or _evident(names, verdict)
+    treatments = [each for each in map(find, names) if each.kind != MENDING]
+    firsts = {each.fixes[0] for each in treatments if each.answers(each.fixes[0], verdict.found)}
+    return not (firsts - {IssueType.NOT_LEARNING}).isdisjoint(verdict.suspects) or _evident(names, verdict)
 
 
 def _rank(names: Sequence[str], verdict: Verdict) -> tuple[int, ...]:

@@ -179,6 +179,7 @@ class Trial:
         left: Issue types that a watched run shows with it; ``None`` where none was watched.
         blind: Mean loss after training with it and inputs that mean nothing, by seed.
         stands_in: Whether it stands for what only the author has: then the script has to learn from its inputs.
+        of_degree: Whether it tunes, or undoes what is often meant, and no number far off accuses that.
     """
 
     names: tuple[str, ...]
@@ -190,6 +191,7 @@ class Trial:
     left: Collection[str] | None = None
     blind: Mapping[int, float] = field(default_factory=dict)
     stands_in: bool = False
+    of_degree: bool = False
 
     def screened(self, baseline: Baseline) -> bool:
         """Whether the first seed asks for a confirmation."""
@@ -213,6 +215,10 @@ class Trial:
     def turns(self, baseline: Baseline) -> bool:
         """Whether with all seeds the loss is so much lower that it is no matter of tuning, and much was left."""
         return baseline.progress > LEFT and all(e < FAR * baseline.level(seed) for seed, e in self.effects.items())
+
+    def suffices(self, baseline: Baseline) -> bool:
+        """Whether it does enough, whatever finding asks for it: what is of degree turns a program that learns."""
+        return not self.of_degree or baseline.ill or bool(baseline.slow) or self.turns(baseline)
 
     def promises(self, baseline: Baseline | None) -> bool:
         """Whether the first seed asks for two more, for either reason; ``None`` where losses cannot be compared."""

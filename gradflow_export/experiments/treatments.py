@@ -56,7 +56,8 @@ def _rate(factor: float, kind: str, separates: str, fixes: tuple[IssueType, ...]
     """Return the treatment with a multiple of the learning rate."""
     patch = f"for group in optimizer.param_groups:\n    group['lr'] *= {factor:g}"
     make = functools.partial(do.GroupOption, "lr", float(factor))
-    return Treatment(f"learning rate x {factor:g}", kind, make, separates, patch, fixes)
+    causes = frozenset({"too small"} if factor > 1 else ())
+    return Treatment(f"learning rate x {factor:g}", kind, make, separates, patch, fixes, causes=causes)
 
 
 def _adam(rate: str, separates: str) -> Treatment:
@@ -360,12 +361,17 @@ def combinations(known: Collection[str]) -> list[tuple[str, ...]]:
     return [part for part in dict.fromkeys(parts) if set(part) <= set(known)]
 
 
-def nearness(names: Sequence[str], suspects: Collection[IssueType]) -> int:
-    """Return 0 where what symptoms accuse is what treatments mend first, 1 where they mend it too, and else 2."""
-    fixes = [find(name).fixes for name in names]
-    if any(each[0] in suspects for each in fixes if each):
-        return 0
-    return 1 if any(set(each) & set(suspects) for each in fixes) else 2
+def nearness(names: Sequence[str], suspects: Collection[IssueType], found: Collection[tuple[str, str]] = ()) -> int:
+    """Return 0 where what symptoms accuse is what treatments mend first, 1 where they mend it too, and else 2.
+
+    Args:
+        names: Of the treatments.
+        suspects: Issue types that symptoms accuse.
+        found: Type and cause of what a watched run shows, as far as there was one.
+    """
+    treatments = map(find, names)
+    accused = [[kind in suspects and each.answers(kind, found) for kind in each.fixes] for each in treatments]
+    return min((each.index(True) > 0 for each in accused if any(each)), default=2)
 
 
 def patches(names: Sequence[str], facts: Mapping[str, Any]) -> str:

@@ -136,6 +136,6 @@ def longer(laboratory: Laboratory, verdict: Verdict, accused: Sequence[Trial], o
         return
     plain = replace(base, effect=tuple(effects[()][seed] for seed in range(SEEDS)), placebos={})
     trial = replace(lead, effects=effects[lead.names])
-    if trial.rescues(plain) and (lead in accused or plain.progress > LEARNED):
+    if trial.rescues(plain) and trial.suffices(plain) and (lead in accused or plain.progress > LEARNED):
         verdict.shorter = replace(verdict, trials=[each for each in verdict.trials if each is not lead])
         verdict.steps, verdict.baseline, verdict.trials, verdict.cures = later, plain, [trial], [trial]

@@ -32,11 +32,11 @@ class LearningRate(Rule):
     update as large as the weights themselves is reported at once.
 
     Too small: all steps together would move the weights by less than ``travel`` of their norm, although they lead the
-    same way, and the learning rate is not rising (warm-up). Gradients of a long window agree (``agree``), by ``ahead``
-    times the movement of the weights or more: nothing that the weights did has changed what is asked of them; and the
-    loss was always above ``halfway`` of its first value, or at updates below ``timid`` no better than a constant's. Or
-    even along the gradient, a tenth less loss would take ``steps`` steps, where ``L / (||g|| ||update||)`` is the
-    number of steps to zero loss along the tangent.
+    same way, and neither the learning rate is rising (warm-up) nor, at a constant rate, the steps are (RAdam).
+    Gradients of a long window agree (``agree``), by ``ahead`` times the movement of the weights or more: nothing that
+    the weights did has changed what is asked of them; and the loss was always above ``halfway`` of its first value, or
+    at updates below ``timid`` no better than a constant's. Or even along the gradient, a tenth less loss would take
+    ``steps`` steps, where ``L / (||g|| ||update||)`` is the number of steps to zero loss along the tangent.
 
     Where clipping leaves less than ``tight`` of the gradient, and updates are as large as that allows, its limit is
     named; adaptive optimizers undo clipping.
@@ -169,7 +169,8 @@ class LearningRate(Rule):
         """Yield steps that lead nowhere because they are far too short, be it by what clipping leaves."""
         rate, ratio, since = history.run("learning_rate"), float(record.value("update.ratio") or 0.0), 1
         ratio += margin(record, "update.ratio")
-        if rate.last < self.decayed * rate.high or warms_up(history) or not 0 < ratio * history.seen < self.travel:
+        rises = warms_up(history) or _lengthen(history)
+        if rate.last < self.decayed * rate.high or rises or not 0 < ratio * history.seen < self.travel:
             return
         agree = self._agreement(record, history, ratio, first, now)
         why = f"and gradients of different steps agree (mean cosine {number(agree)})" if agree else ""
@@ -272,6 +273,13 @@ class LearningRate(Rule):
             since,
             True,
         )
+
+
+def _lengthen(history: History) -> bool:
+    """Whether steps are a quarter longer than those of half as many steps ago: a warm-up within the optimizer."""
+    steps, sizes = history.run("update.total_norm").all()
+    early = sizes[steps <= (history.begun + median(steps[-3:].astype(np.float64))) / 2][-3:]
+    return len(early) > 0 and median(sizes[-3:]) > 1.25 * median(early)
 
 
 def _nothing_left(history: History, share: float, norm: float) -> int:

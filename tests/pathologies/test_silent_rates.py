@@ -139,6 +139,21 @@ def test_steps_of_adam_that_are_too_small_for_gradients_that_agree():
     assert told(adam(1e-6), steps=90) == [("too small", "")]
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_steps_that_an_optimizer_lengthens_by_itself_are_not_judged_as_they_are(seed):
+    """RAdam's first steps are a fiftieth of its rate, and grow for two thousand steps at a rate that stays as it is."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(32, 128), nn.LayerNorm(128), nn.GELU(), nn.Linear(128, 10))
+    centres, optimizer = torch.randn(10, 32), torch.optim.RAdam(model.parameters(), lr=1e-3)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(200):
+            y = torch.randint(10, (64,))
+            optimizer.zero_grad()
+            F.cross_entropy(model(centres[y] + 0.7 * torch.randn(64, 32)), y).backward()
+            optimizer.step()
+        assert [issue.cause for issue in exporter.issues if issue.issue_type in KINDS] == []
+
+
 def test_zeros_and_constants_that_are_told_apart_by_others_are_in_order():
     """An output layer may begin with zeros, or with a constant."""
     assert told(adam(1e-3), init=lambda model: nn.init.zeros_(model[4].weight)) == []

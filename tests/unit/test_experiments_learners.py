@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from gradflow_export.experiments.battery import Battery
 from gradflow_export.experiments.decision import Baseline, Trial
 from gradflow_export.experiments.laboratory import Laboratory
 from gradflow_export.experiments.mending.batches import ALIKE, Batches
+from gradflow_export.experiments.survey import Training
 from gradflow_export.experiments.target import Target
 from gradflow_export.experiments.treatments import find
+from gradflow_export.records.issues import IssueType
 
 SCRIPT = """
     import sys
@@ -102,11 +105,29 @@ def test_batches_are_alike_where_they_are_drawn_and_hold_the_same():
         assert (look.told()["same"] >= ALIKE) is same
 
 
+def test_larger_steps_are_not_named_by_a_finding_that_has_another_cause():
+    """Weights that decay too fast accuse the decay, and not the rate, though both are LEARNING_RATE."""
+    battery = Battery(None, Training(0, 300, 1), steps=60, suspects=[IssueType.LEARNING_RATE])
+    larger, decay, verdict = ("learning rate x 10",), ("weight decay 0",), battery.verdict
+    verdict.baseline, verdict.facts = Baseline((1.0,) * 3, (0.5,) * 3), {"faded": 0.0}
+    small, decays = [("LEARNING_RATE", "too small")], [("LEARNING_RATE", "weights decay")]
+    for found, named in ((), True), (small, True), (decays, False), (small + decays, True):
+        verdict.found = found
+        assert battery._licensed(larger) is named
+        assert battery._licensed(decay)
+
+
 def test_what_nothing_accuses_has_to_do_more_than_tuning_would():
     """Of what authors choose, such as dropout, not even that counts for a script that learns."""
     base = Baseline((1.0,) * 3, (0.5,) * 3)
     assert Trial(("learning rate x 0.1",), dict.fromkeys(range(3), 0.1)).turns(base)
     assert not Trial(("learning rate x 0.1",), {0: 0.1, 1: 0.1, 2: 0.3}).turns(base)
     assert not Trial(("learning rate x 0.1",), dict.fromkeys(range(3), 0.001)).turns(Baseline((1.0,) * 3, (0.01,) * 3))
+    # What is of degree has to, whatever finding asks for it.
+    for effect, learned, enough in ((0.2, 0.5, True), (0.3, 0.5, False), (0.001, 0.01, False), (0.3, 0.95, True)):
+        trial = Trial(("layer norm after each layer",), dict.fromkeys(range(3), effect), of_degree=True)
+        plain = replace(base, effect=(learned,) * 3)
+        assert trial.suffices(plain) is enough
+        assert replace(trial, of_degree=False).suffices(plain)
     chosen = {"dropout 0", "weight decay 0", "hold the first learning rate", "no penalty on the weights"}
     assert all(find(name).choice for name in chosen)

@@ -63,6 +63,11 @@ class Treatment:
         """Whether it makes larger steps, so that what it does may be done by more of them."""
         return self.kind == TUNING and IssueType.LEARNING_RATE in self.fixes
 
+    def answers(self, kind: IssueType, found: Collection[tuple[str, str]]) -> bool:
+        """Whether it may mend what is accused of a type: not where all that was found of it has other causes."""
+        causes = {cause for each, cause in found if each == kind and cause}
+        return kind in self.fixes and not (causes and self.causes and causes.isdisjoint(self.causes))
+
     def meant(self, found: Collection[tuple[str, str]]) -> bool:
         """Whether it mends something of what was found, given by type and cause."""
         return any(kind in self.fixes and (not self.causes or cause in self.causes) for kind, cause in found)
