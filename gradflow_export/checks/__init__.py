@@ -22,11 +22,11 @@ def modules() -> tuple[ModuleType, ...]:
 
 
 @functools.cache
-def _classes() -> tuple[type, ...]:
-    """Return the public classes that can be made, by file and place in it."""
+def _classes(among: tuple[ModuleType, ...]) -> tuple[type, ...]:
+    """Return the public classes of modules that can be made, by file and place in it."""
     return tuple(
         value
-        for module in modules()
+        for module in among
         for value in vars(module).values()
         if inspect.isclass(value)
         and value.__module__ == module.__name__
@@ -40,4 +40,4 @@ def below(base: type[T]) -> tuple[type[T], ...]:
     Args:
         base: :class:`~gradflow_export.rules.base.Check` or :class:`~gradflow_export.instruments.base.Instrument`.
     """
-    return tuple(each for each in _classes() if issubclass(each, base))
+    return tuple(each for each in _classes(modules()) if issubclass(each, base))
