@@ -133,6 +133,13 @@ def pytest_runtest_teardown(item):
         item.user_properties += [("margin", line) for line in lines]
 
 
+def pytest_report_teststatus(report):
+    """Print the margins of a test where it ends."""
+    for kind, line in report.user_properties if report.when == "teardown" else ():
+        if kind == "margin":
+            print(f"\n{report.nodeid}: {line}", end="")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     """Begin every test with the same random numbers, whatever ran before it in its process."""

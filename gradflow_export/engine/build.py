@@ -316,7 +316,7 @@ def describe(model: nn.Module, settings: Settings) -> RunInfo:
         rank=rank,
         world_size=torch.distributed.get_world_size() if distributed else 1,
         settings=settings.as_json(),
-        versions=_versions(),
+        versions=dict(_versions()),
         entries=sum(p.numel() for p in held),
         tensors=len(held),
         frozen=sum(not p.requires_grad for p in held),
