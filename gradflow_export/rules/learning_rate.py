@@ -276,10 +276,10 @@ class LearningRate(Rule):
 
 
 def _lengthen(history: History) -> bool:
-    """Whether steps are a quarter longer than those of half as many steps ago: a warm-up within the optimizer."""
-    steps, sizes = history.run("update.total_norm").all()
+    """Whether, at a rate that never rose, steps are a quarter longer than at half the steps: the optimizer warms up."""
+    (steps, sizes), rate = history.run("update.total_norm").all(), history.run("learning_rate")
     early = sizes[steps <= (history.begun + median(steps[-3:].astype(np.float64))) / 2][-3:]
-    return len(early) > 0 and median(sizes[-3:]) > 1.25 * median(early)
+    return len(early) > 0 and median(sizes[-3:]) > 1.25 * median(early) and not rate.last > 1.05 * rate.low
 
 
 def _nothing_left(history: History, share: float, norm: float) -> int:
