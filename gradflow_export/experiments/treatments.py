@@ -371,7 +371,7 @@ def nearness(names: Sequence[str], suspects: Collection[IssueType], found: Colle
     """
     treatments = map(find, names)
     accused = [[kind in suspects and each.answers(kind, found) for kind in each.fixes] for each in treatments]
-    return min((each.index(True) > 0 for each in accused if any(each)), default=2)
+    return min((min(each.index(True), 1) for each in accused if any(each)), default=2)
 
 
 def patches(names: Sequence[str], facts: Mapping[str, Any]) -> str:

@@ -276,10 +276,13 @@ class LearningRate(Rule):
 
 
 def _lengthen(history: History) -> bool:
-    """Whether, at a rate that never rose, steps are a quarter longer than at half the steps: the optimizer warms up."""
+    """Whether, at a rate that never rose, each of the last steps is longer than those of half as many steps ago.
+
+    The optimizer warms up by itself; the lengths of a small batch's steps scatter, and rise by chance.
+    """
     (steps, sizes), rate = history.run("update.total_norm").all(), history.run("learning_rate")
-    early = sizes[steps <= (history.begun + median(steps[-3:].astype(np.float64))) / 2][-3:]
-    return len(early) > 0 and median(sizes[-3:]) > 1.25 * median(early) and not rate.last > 1.05 * rate.low
+    early = sizes[steps <= (history.begun + median(steps[-5:].astype(np.float64))) / 2][-5:]
+    return len(early) == 5 and sizes[-5:].min() > 1.1 * early.max() and not rate.last > 1.05 * rate.low
 
 
 def _nothing_left(history: History, share: float, norm: float) -> int:

@@ -167,18 +167,22 @@ def test_a_schedule_that_raises_the_rate_until_all_is_undone(factor, found):
     assert (("too large", "") in causes) == found
 
 
-def test_tiny_steps_that_all_gradients_agree_on_are_told_though_the_loss_creeps_down():
-    """A regression with an offset of 3 falls by a few hundredths in a hundred steps, far above a constant."""
-    torch.manual_seed(0)
+@pytest.mark.parametrize(("rows", "seed", "steps"), [(32, 0, 120), (2, 1, 300), (2, 2, 300)])
+def test_tiny_steps_that_all_gradients_agree_on_are_told_though_the_loss_creeps_down(rows, seed, steps):
+    """A regression with an offset of 3 falls by a few hundredths in a hundred steps, far above a constant; and it stays
+    open, however much the lengths of the steps scatter."""
+    torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), 2e-5)
     with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
-        for _ in range(120):
-            x = torch.randn(32, 8)
+        for _ in range(steps):
+            x = torch.randn(rows, 8)
             optimizer.zero_grad()
             F.mse_loss(model(x), 3 + x[:, :1]).backward()
             optimizer.step()
-        assert [issue.cause for issue in exporter.issues if issue.issue_type in KINDS] == ["too small"]
+        assert [(issue.cause, issue.open) for issue in exporter.issues if issue.issue_type in KINDS] == [
+            ("too small", True)
+        ]
 
 
 def climbed(factor, seed, begin=0):
