@@ -234,7 +234,7 @@ def lines(verdict: Verdict, shown: Sequence[Issue] = ()) -> list[str]:
             f"    {'patch' if not at else '     '} {line}"
             for at, line in enumerate(patch(trial, verdict.facts).split("\n"))
         ]
-    if verdict.baseline.ill and not verdict.cures and not verdict.refused:
+    if verdict.baseline.ill and not (verdict.cures or verdict.surplus or verdict.refused):
         known = "None of those tried so far" if verdict.cut else "No treatment"
         told.append(f"  {known} makes it learn{'' if verdict.cut else _advice(verdict.baseline)}.")
     told += [f"  {what}: {', '.join(trials)}" for what, trials in beside(verdict).items()]

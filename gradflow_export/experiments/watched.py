@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from gradflow_export.checks.evaluation.sizes import DIFFERS
 from gradflow_export.checks.not_learning import BATCH_FOR_TIME, ONE_ANSWER
 from gradflow_export.checks.parameters.bad_init import OF_DEGREE
 from gradflow_export.experiments.interventions import Intervention
@@ -106,9 +107,10 @@ def needed(issues: Iterable[Issue], steps: int) -> int:
 def accused(told: Iterable[tuple[str, str]]) -> frozenset[IssueType]:
     """Return the types that :meth:`Watch.told` names and structure proves.
 
-    First weights of an unusual size prove nothing: drawn anew, they have another size in any script.
+    First weights of an unusual size prove nothing: drawn anew, they have another size in any script. Nor do outputs of
+    another size in evaluation, whose inputs no treatment changes.
     """
-    found = [(IssueType(kind), cause) for kind, cause in told if cause not in OF_DEGREE]
+    found = [(IssueType(kind), cause) for kind, cause in told if cause not in {*OF_DEGREE, DIFFERS}]
     return frozenset(kind for kind, cause in found if _is_proved(kind, cause))
 
 

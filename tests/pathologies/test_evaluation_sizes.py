@@ -35,14 +35,14 @@ def samples(count):
     return x, x[:, :3].argmax(1)
 
 
-def told(model, *, prepared=lambda x: x, weights=lambda _model: None, size=64, every=12):
+def told(model, *, prepared=lambda x: x, weights=lambda _model: None, size=64, every=12, mixed=(1.0,)):
     """Train on new samples, evaluate now and then; return the model and its issues of evaluation."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True, verbose=0).watch() as exporter:
         for step in range(120):
             x, y = samples(32)
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            nn.functional.cross_entropy(model(mixed[step % len(mixed)] * x), y).backward()
             optimizer.step()
             if step % every == every - 1:
                 held = copy.deepcopy(model.state_dict())
@@ -81,6 +81,14 @@ def test_an_evaluation_of_new_samples_is_none_at_any_size(make, size, seed):
     """Single samples among them."""
     torch.manual_seed(seed)
     assert told(make(), size=size) == []
+
+
+@pytest.mark.parametrize("mixed", [(1.0, 20.0), (1.0, 1.0, 20.0), (20.0, 20.0, 1.0)])
+@pytest.mark.parametrize("scale", [1.0, 20.0])
+def test_an_evaluation_of_samples_as_some_of_those_in_training_is_none(mixed, scale):
+    """As of one of several sources."""
+    torch.manual_seed(0)
+    assert told(dense(), prepared=lambda x: scale * x, mixed=mixed) == []
 
 
 def test_an_evaluation_of_other_weights_is_none():

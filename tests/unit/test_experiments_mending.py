@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from gradflow_export.checks.evaluation.sizes import DIFFERS
 from gradflow_export.checks.parameters.bad_init import COPIES, LARGE
 from gradflow_export.cli import main
 from gradflow_export.experiments.battery import Battery, fixed
@@ -114,8 +115,12 @@ def test_relief_needs_three_seeds_without_the_finding_and_no_harm():
 
 
 def test_a_finding_of_degree_proves_nothing_by_its_absence():
-    """First weights that are too large have another size once they are drawn anew; copies of units are a structure."""
-    assert accused([("BAD_INIT", LARGE), ("DATA_SCALE", "")]) == frozenset()
+    """First weights that are too large have another size once they are drawn anew; copies of units are a structure.
+
+    A treatment of the inputs leaves those of evaluation as they are.
+    """
+    assert accused([("BAD_INIT", LARGE), ("DATA_SCALE", ""), ("EVAL_RANDOM", DIFFERS)]) == frozenset()
+    assert accused([("EVAL_RANDOM", "dropout in evaluation")]) == {IssueType.EVAL_RANDOM}
     assert accused([("BAD_INIT", COPIES)]) == {IssueType.BAD_INIT}
 
 

@@ -25,6 +25,8 @@ from gradflow_export.rules.evidence import past, values_of
 from gradflow_export.rules.history import History
 
 _SIZES = "evaluation.output_rms"
+DIFFERS = "evaluation differs"
+"""The cause that is named."""
 MOST = 64
 """Blocks that are looked at, at most, evenly spread from input to output."""
 ENTRIES = 16
@@ -105,8 +107,9 @@ class EvaluationDiffers(Check):
     """Report blocks whose outputs are much larger or smaller in evaluation than in training, with the same weights.
 
     In each of the last ``evaluations`` after ``settle`` steps, the root mean square of a block's output is more than
-    ``times`` above, or below, the median of the last ``readings`` in training. Samples that are new to the model rarely
-    change it by more than a third. Inputs that are prepared otherwise, statistics of batch norm that have not arrived,
+    ``times`` above, or below, all of the last ``readings`` in training, of which the last is of the same weights: those
+    of weights that still change a lot are far apart. Samples that are new to the model rarely change it by more than a
+    third. Inputs that are prepared otherwise, statistics of batch norm that have not arrived,
     and dropout of nearly all units change it several times over.
 
     Why it is bad:
@@ -147,9 +150,9 @@ class EvaluationDiffers(Check):
         for site in values_of(record, _SIZES) if history.seen > self.settle else ():
             sizes = past(history, _SIZES, site)[-self.evaluations :]
             trained = past(history, "block.output_rms", site)[-self.readings :]
-            usual = median(trained) if len(trained) and len(sizes) == self.evaluations else 0.0
-            if usual > 0 and max(sizes.min() / usual, usual / max(sizes.max(), 1e-30)) > self.times:
-                found[site] = float(sizes[-1] / usual)
+            low, high = (trained.min(), trained.max()) if len(trained) and len(sizes) == self.evaluations else (0, 0)
+            if low > 0 and max(sizes.min() / high, low / max(sizes.max(), 1e-30)) > self.times:
+                found[site] = float(sizes[-1] / median(trained))
         if not found:
             return ()
         first = next(iter(found))
@@ -165,7 +168,7 @@ class EvaluationDiffers(Check):
                 "prepare the inputs of evaluation as those of training (normalization, scale, units); let the "
                 "statistics of batch norm arrive, with momentum=0.1 in torch, where other libraries write 0.9; lower a "
                 "dropout of nearly all units: p is the fraction that is dropped.",
-                cause="evaluation differs",
-                origin="evaluation differs",
+                cause=DIFFERS,
+                origin=DIFFERS,
             ),
         )
