@@ -13,6 +13,7 @@ from gradflow_export.autograd_graph.loss_balance import scales_that_fall
 from gradflow_export.autograd_graph.loss_domain import sign_of
 from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, dim_of, factor_of, shape_of
 from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of, sources
+from gradflow_export.autograd_graph.picked_loss import true_of_two
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.records.loss_mistakes import (
     BROADCAST,
@@ -77,7 +78,6 @@ _BENDS = frozenset(
 )
 _SQUASHED = MappingProxyType({Op.SOFTMAX: SOFTMAX_BEFORE_CE, Op.SIGMOID: SIGMOID_BEFORE_CE})
 _SCORES = frozenset((Op.ADDMM, Op.ADDMV, Op.CONVOLUTION, Op.LINEAR))
-"""Greatest number that is added to a difference so that its norm has a derivative."""
 _LIMITS = frozenset((Op.CLAMP, Op.CLAMP_MAX, Op.CLAMP_MIN))
 
 
@@ -94,8 +94,7 @@ def forms_of(root: Any) -> list[Form]:
         node, sign, whole, bare = waiting.popleft()
         kind = kind_of(node)
         form = _form(node, kind, sign) or (_pairs(node, kind) if whole else None)
-        if form is None and bare and sign > 0 and kind in {Op.GATHER, Op.INDEX}:
-            form = _unlikely(node)
+        form = form or (_unlikely(node, kind) if bare and sign > 0 else None)
         if form is not None:
             found.append(form)
             continue
@@ -188,10 +187,11 @@ def _log_softmax(node: Node) -> Form | None:
     return (SOFTMAX_OVER_BATCH, 1.0, layer) if along and _gives_scores(layer) else None
 
 
-def _unlikely(node: Node) -> Form | None:
-    """Return logarithms of the probabilities of what was picked, added to a loss as they are: without a minus."""
-    softmax = _bare(below(node))
-    return (UNLIKELY, 1.0, _bare(below(softmax))) if kind_of(softmax) == Op.LOG_SOFTMAX else None
+def _unlikely(node: Node, kind: str) -> Form | None:
+    """Return logarithms of the probabilities of what is true, added to a loss as they are: without a minus."""
+    softmax = _bare(below(node)) if kind in {Op.GATHER, Op.INDEX} else None
+    made = _bare(below(softmax)) if kind_of(softmax) == Op.LOG_SOFTMAX else true_of_two(node)
+    return None if made is None else (UNLIKELY, 1.0, made)
 
 
 def _unaligned(node: Node) -> Form | None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradflow_export.autograd_graph.loss_shape import SHAPES, dim_of
+from gradflow_export.autograd_graph.loss_shape import SHAPES, argument, dim_of
 from gradflow_export.autograd_graph.nodes import Op, below, kind_of
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.metrics.constants import Kind
@@ -45,6 +45,36 @@ def picked_loss(node: Node) -> Picked | None:
     softmax = _bare(below(node))
     scores = saved(softmax, "result") if kind_of(softmax) == Op.LOG_SOFTMAX else None
     return None if scores is None else _classes(node, dim_of(softmax), _bare(below(softmax)), scores)
+
+
+def true_of_two(node: Node) -> Node:
+    """Return what made the probability of one class of two, of which the logarithms of the true ones are added up.
+
+    Known is ``targets * p.log() + (1 - targets) * (1 - p).log()``, with targets of both classes and ``p`` of a sigmoid.
+
+    Args:
+        node: Of a graph, close to its root.
+
+    Returns:
+        ``None`` where this is none of it, or the targets are on a device that would be waited for.
+    """
+    parts = [_weighed_logarithm(_bare(below(node, side))) for side in (0, 1)] if kind_of(node) == Op.ADD else []
+    if len(parts) != 2 or parts[0][0] is None or parts[0][0] is not parts[1][0]:
+        return None
+    one, other = (weights for _, weights in parts)
+    both = one.shape == other.shape and one.device.type == "cpu" and torch.equal(one + other, torch.ones_like(one))
+    return parts[0][0] if both and 0 < float(one.float().mean()) < 1 else None
+
+
+def _weighed_logarithm(node: Node) -> tuple[Node, Tensor]:
+    """Return the sigmoid whose logarithm a product has, and what that is multiplied by."""
+    for side, name in ((0, "other"), (1, "self")) if kind_of(node) == Op.MUL else ():
+        logarithm, weights = _bare(below(node, side)), saved(node, name)
+        made = argument(below(logarithm)) if kind_of(logarithm) in {Op.LOG, Op.LOG_1P} else logarithm
+        if below(node, 1 - side) is None and weights is not None and kind_of(made) in {Op.SIGMOID, Op.LOG_SIGMOID}:
+            scores = _bare(below(made))
+            return _bare(below(scores)) if kind_of(scores) == Op.NEG else scores, weights
+    return None, torch.empty(0)
 
 
 def _difference(level: Node, score: Node) -> Picked | None:

@@ -220,7 +220,7 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             message="The loss is the log-probability of the targets without a minus: training makes the targets as "
             "unlikely as possible.",
             advice="use loss = -log_probabilities.gather(1, targets[:, None]).mean(), or "
-            "F.nll_loss(log_probabilities, targets).",
+            "F.nll_loss(log_probabilities, targets); for two classes, F.binary_cross_entropy(probabilities, targets).",
         ),
         known.WITHOUT_BOUND: _Told(
             message="The terms of a scale (variance) and of its logarithm push the scale in the same direction: "

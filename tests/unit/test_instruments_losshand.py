@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -108,6 +110,26 @@ def test_log_probabilities_need_their_minus(scores, classes):
     assert not told(-picked.mean())
     assert not told((picked * torch.randn(BATCH)).mean())
     assert not told(-picked.sum() * -3.0)
+
+
+@pytest.mark.parametrize("shape", [(BATCH,), (BATCH, 1), (BATCH, 3)])
+def test_logarithms_of_two_classes_need_their_minus(shape):
+    """Whichever way they are written. Labels of one class are a player's, and weights of its own make an entropy."""
+    scores = nn.Linear(6, math.prod(shape) // BATCH)(torch.randn(BATCH, 6)).reshape(shape)
+    p, y = scores.sigmoid(), (torch.arange(math.prod(shape)) % 2).float().reshape(shape)
+    ways = {
+        "plain": lambda y: y * p.log() + (1 - y) * (1 - p).log(),
+        "other way": lambda y: (1 - p).log() * (1 - y) + p.log() * y,
+        "kept from 0": lambda y: y * torch.log(p + 1e-7) + (1 - y) * torch.log(1 - p + 1e-7),
+        "limited": lambda y: y * p.clamp(1e-6, 1 - 1e-6).log() + (1 - y) * torch.log1p(-p.clamp(1e-6, 1 - 1e-6)),
+        "of scores": lambda y: y * F.logsigmoid(scores) + (1 - y) * F.logsigmoid(-scores),
+    }
+    for way in ways.values():
+        assert told(way(y).mean()) == told(way(y).sum()) == {known.UNLIKELY}
+        assert not told(-way(y).mean())
+        assert not told(way(torch.ones_like(y)).mean())
+    assert not told((p * p.log() + (1 - p) * (1 - p).log()).mean())
+    assert not told((torch.randn(shape) * p.log() + torch.rand(shape) * (1 - p).log()).mean())
 
 
 def test_differences_of_every_pair_are_told_whatever_is_done_with_them(classes):
