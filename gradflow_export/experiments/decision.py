@@ -86,11 +86,12 @@ class Baseline:
 
     @property
     def against_placebo(self) -> float | None:
-        """Loss after training as a share of that of the best placebo; ``None`` without one."""
-        if not self.placebos or not math.isfinite(self.effect[0]):
+        """Loss after training as a share of that of each placebo, the least; ``None`` without one that trains."""
+        placebos = [each for each in self.placebos.values() if math.isfinite(each)]
+        if not placebos or not math.isfinite(self.effect[0]):
             return None
         # A loss that is always 0 is that of each placebo.
-        return min((self.effect[0] + LEAST) / (max(each, 0.0) + LEAST) for each in self.placebos.values())
+        return min((self.effect[0] + LEAST) / (max(each, 0.0) + LEAST) for each in placebos)
 
     @property
     def complaint(self) -> str:
