@@ -50,7 +50,11 @@ LARGE_DENSE = (1, 2, 10)
 """Of the first steps those in which what there is much of in a large model is read."""
 SHOWN_STEPS = 400
 SHOWN_INTERVAL = 25
-"""Whether a model learns shows in its first hundreds of steps: until then inputs and targets are read oftener."""
+SHOWN_AT_FIRST = 3
+"""Whether a model learns shows in its first hundreds of steps: until then inputs and targets are read oftener.
+
+Most often until training has settled, as tests of whether the two belong together need hundreds of samples.
+"""
 SITES_PER_INTERVAL = 100
 BOUNDED = frozenset(("moments",))
 """What reads no more of a large model than of one of a hundred tensors, but that too is much for its first steps."""
@@ -170,11 +174,8 @@ class Schedule:
         settling = (
             name != "discrete" and age <= SETTLING_STEPS and age % min(math.ceil(between * stretch), interval) == 0
         )
-        showing = (
-            name == "inputs"
-            and age <= SHOWN_STEPS
-            and step % min(math.ceil((SETTLING_AT_MOST if large else SHOWN_INTERVAL) * stretch), interval) < spacing
-        )
+        shown = SETTLING_AT_MOST if large else SHOWN_AT_FIRST if age <= SETTLING_STEPS else SHOWN_INTERVAL
+        showing = name == "inputs" and age <= SHOWN_STEPS and step % min(math.ceil(shown * stretch), interval) < spacing
         return asked or begins or settling or showing or step % interval < spacing
 
 

@@ -474,6 +474,21 @@ def test_two_tests_on_end_that_find_a_dependence_end_unrelated_targets(later, ov
     assert [issue.healed_step is not None for issue in judge.issues] == [over]
 
 
+@pytest.mark.parametrize(("begins", "told"), [(1.0, 1), (1.5, 1), (3.0, 1), (1.02, 0)])
+def test_a_fall_down_to_the_constants_level_is_no_learning(begins, told):
+    """Only a bias was learned by then. What falls from the constant's level itself goes on to learn."""
+    judge, noise = Judge((UnrelatedTargets(),), strict=True), np.random.default_rng(0)
+    ends = 1.0 if told else 0.9
+    for step in range(1, 130):
+        loss = ends + (begins - ends) * (1 - step / 130) + 0.01 * noise.normal()
+        facts = {"loss.over_constant": loss, "loss.known": 1.0, "target.distinct": 9.0, "target.tested": 256.0}
+        facts["target.dependence"] = 0.5
+        evidence = evidence_of(step, {name: {"head": value} for name, value in facts.items()})
+        readings = Reading.run("loss", loss), Reading.run("gradient.cosine", 0.0)
+        judge.check(StepRecord(step, 0.0, readings, evidence=evidence))
+    assert len(judge.issues) == told
+
+
 @pytest.mark.parametrize(("sense", "repeated", "told"), [(0.0, 0.0, 1), (1.0, 0.0, 0), (1.0, 0.5, 1)])
 def test_targets_that_a_model_answers_for_new_samples_are_related(sense, repeated, told):
     """However weak the relation, and however few rows the tests have; of samples that come again it may be memory."""

@@ -13,6 +13,7 @@ from gradflow_export.schedule import (
     SETTLING_AT_MOST,
     SETTLING_INTERVAL,
     SETTLING_STEPS,
+    SHOWN_AT_FIRST,
     SHOWN_INTERVAL,
     SHOWN_STEPS,
     Schedule,
@@ -69,10 +70,13 @@ def test_the_first_steps_are_dense():
 
 
 def test_settling_steps_are_read_every_fifth():
-    """Until step 100 cheap instruments come every five steps, however long their interval is; one is not so cheap."""
+    """Until step 100 cheap instruments come every five steps, however long their interval is; one is not so cheap.
+
+    Inputs and targets come every three as well.
+    """
     schedule = Schedule()
     for step in range(DENSE_STEPS + 1, SETTLING_STEPS + 1):
-        fifth = OFTEN - {"discrete"} if step % 5 == 0 else set()
+        fifth = OFTEN - {"discrete"} if step % 5 == 0 else {"inputs"} if step % SHOWN_AT_FIRST == 0 else set()
         expected = {name for name in OFTEN if name in fifth or step % INTERVALS[name] == 0}
         assert schedule.due(step) & OFTEN == expected
 
