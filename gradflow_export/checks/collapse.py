@@ -10,7 +10,7 @@ import numpy as np
 
 from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import Floats, no_better, reading_of
+from gradflow_export.rules.evidence import Floats, no_better, reading_of, since_when
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import Chain, chains
 
@@ -84,6 +84,10 @@ class Collapse(Check):
         if not first < start < len(shares) or not links.joined[start:].all() or not shares[first] >= self.healthy:
             return None
         value, layers = float(shares[start:].max()), links.sites[start:]
+        spread, rms = (history.at_sites(f"block.output_{name}") for name in ("spread", "rms"))
+        last, other = spread.sites.index(layers[-1]), rms.sites.index(layers[-1])
+        same = spread.values[-len(rms.steps) :, last] <= self.same * rms.values[-len(spread.steps) :, other]
+        since, before = since_when(spread.steps[-len(same) :], same)
         return Finding(
             IssueType.COLLAPSE,
             Severity.HIGH if agreed else Severity.MEDIUM,
@@ -96,6 +100,8 @@ class Collapse(Check):
             f"add a skip connection around {layers[0]} (x + layer(x)) or use fewer averaging (message passing) "
             "layers; if the loss only pulls embeddings together, add a term that keeps them apart: negatives, "
             ".detach() on one side, or a variance term.",
+            since=since,
+            before=before,
             cause=layers[0],
             follows_from=(
                 IssueType.NUMERICAL, IssueType.VANISHING, IssueType.EXPLODING, IssueType.DEAD, IssueType.SATURATION,

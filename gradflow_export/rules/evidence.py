@@ -66,6 +66,21 @@ def fall(values: Floats, at: int | None = None) -> float:
     return float((above - mean) / spread)
 
 
+def since_when(steps: npt.NDArray[np.int64], flags: BoolArray) -> tuple[int | None, int | None]:
+    """Return the step since which something has held in every reading, and how many steps before it may have as well.
+
+    Args:
+        steps: Of the readings, oldest first. Shape: ``[n]``.
+        flags: Whether it held in each of them. Shape: ``[n]``.
+
+    Returns:
+        ``None`` for both where it does not hold, or held in the first reading that is known.
+    """
+    place = len(flags) - int(np.cumprod(flags[::-1]).sum())
+    around = steps[place - 1 : place + 1].tolist() if place else []
+    return (around[1], around[1] - around[0] - 1) if len(around) == 2 else (None, None)
+
+
 def still_falls(history: History, recent: int = 16, sure: float = 2.5, most: float = math.nan) -> bool:
     """Whether the loss falls against its own noise: in the later two thirds of the run, or at the end of a plateau.
 

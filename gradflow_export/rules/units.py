@@ -9,11 +9,10 @@ from functools import partial
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import only, reading_of
+from gradflow_export.rules.evidence import only, reading_of, since_when
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import begun, solved
 
@@ -24,15 +23,18 @@ class Dead(Rule):
 
     Many zeros alone are not reported: in a healthy sparse layer every unit is active for some sample. Whether units
     are active is pooled over many steps, unless all outputs of a module are 0 in three consecutive steps and never
-    were before.
+    were before. It began with the first of the last readings in which all outputs are 0; where some are not, in one of
+    the steps that were pooled.
 
     Source: Lu et al. 2019, arXiv:1903.06733.
 
     Attributes:
         share: Minimum fraction of units of a module without any output above 0.
+        pooled: Number of readings over which it is pooled at most.
     """
 
     share: float = 0.9
+    pooled: int = 10
 
     needs: ClassVar[tuple[str, ...]] = ("activation.dead_share",)
     remembers: ClassVar[tuple[str, ...]] = ("activation.zero_share",)
@@ -41,17 +43,22 @@ class Dead(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the dead shares of this record."""
         reading, zero = reading_of(record, "activation.dead_share"), history.at_sites("activation.zero_share")
-        start = dict(zip(zero.sites, begun(zero.steps, zero.present & (zero.values == 1.0)).tolist(), strict=True))
-        found: dict[int, dict[str, float]] = {}
+        flags, pooled = zero.present & (zero.values == 1.0), zero.steps[-1 - self.pooled :][:1].tolist()
+        sudden = begun(zero.steps, flags) < len(zero.steps)
+        known = {site: (bool(sudden[at]), flags[:, at]) for at, site in enumerate(zero.sites)}
+        found: dict[tuple[int | None, int | None, bool], dict[str, float]] = {}
         for site, value, here in zip(reading.sites, reading.values.tolist(), reading.present.tolist(), strict=True):
-            place = start.get(site, len(zero.steps))
-            if here and (place < len(zero.steps) or value >= np.float32(self.share)):
-                found.setdefault(place, {})[site] = 1.0 if place < len(zero.steps) else value
-        return tuple(self._found(shares, zero.steps[place - 1 :][:2], tuple(shares)) for place, shares in found.items())
+            at_once, zeros = known.get(site, (False, np.zeros(0, bool)))
+            if here and (at_once or value >= np.float32(self.share)):
+                since, before = since_when(zero.steps, zeros)
+                if pooled and not zeros[-1:].any():
+                    since, before = record.step, max(record.step - pooled[0] - 1, 0)
+                found.setdefault((since, before, at_once), {})[site] = 1.0 if at_once else value
+        return tuple(self._found(shares, *begins, tuple(shares)) for begins, shares in found.items())
 
-    def _found(self, shares: Mapping[str, float], around: npt.NDArray[np.int64], layers: tuple[str, ...]) -> Finding:
-        """Return what is wrong; ``around`` are the last reading of an output and the first without, where known."""
-        sudden = len(around) == 2
+    def _found(
+        self, shares: Mapping[str, float], since: int | None, before: int | None, urgent: bool, layers: tuple[str, ...]
+    ) -> Finding:
         first = shares[layers[0]]
         message = f"{number(100 * first)} % of the units of {layers[0]} are 0 for every sample" + (
             f"; likewise {some(layers[1:])}." if len(layers) > 1 else "."
@@ -64,8 +71,7 @@ class Dead(Rule):
         severity = Severity.HIGH if max(shares[layer] for layer in layers) >= 0.99 else Severity.MEDIUM
         return Finding(
             IssueType.DEAD, severity, layers, first, self.share, message, advice,
-            since=int(around[1]) if sudden else None, before=int(around[1] - around[0]) - 1 if sudden else None,
-            urgent=sudden, about=partial(self._found, shares, around),
+            since=since, before=before, urgent=urgent, about=partial(self._found, shares, since, before, urgent),
         )  # fmt: skip
 
 

@@ -289,6 +289,22 @@ def test_dead_share_threshold_is_inclusive():
     assert issue.layers == ("b",)
 
 
+@pytest.mark.parametrize("spacing", [2, 25, 50])
+@pytest.mark.parametrize("died", [120, 301, 430])
+@pytest.mark.parametrize("left", [0.0, 0.05])
+def test_units_are_dated_to_the_readings_between_which_they_died(spacing, died, left):
+    """Although readings are pooled, so that the share of dead units rises only many readings later."""
+    judge, readings = Judge((Dead(),), strict=True), 0
+    for step in range(spacing, 1600, spacing):
+        readings += step >= died
+        shares = {"a": 1.0 - left if readings >= 7 else 0.03}
+        zero = {"a": 0.5 if step < died else 1.0 - left / 2}
+        judge.check(record(step, loss=1.0, activation__dead_share=shares, activation__zero_share=zero))
+    (issue,) = judge.issues
+    assert issue.step - (issue.before or 0) <= died <= issue.step
+    assert left or (issue.before or 0) < spacing
+
+
 @pytest.mark.parametrize(
     ("rule", "metric"), [(Dead(), "activation__dead_share"), (Saturated(), "activation__saturated_share")]
 )
