@@ -18,7 +18,7 @@ from gradflow_export.hooks.guards import Part
 from gradflow_export.hooks.module_hooks import Placed
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.records.catalog import MetricSpec
-from gradflow_export.records.step_record import Note
+from gradflow_export.records.step_record import Issue, Note
 
 if TYPE_CHECKING:
     from gradflow_export.hooks.optimizer_steps import OptimizerStep, Owned
@@ -39,7 +39,7 @@ class Setting:
         code: Whether calls of modules happen inside compiled code.
         part: Returns the decorator for hooks of a part, by name: an error is logged once and the part is disabled.
         blocks: Names of the blocks whose gains are measured, from input to output.
-        note: Takes a remark for the record of the step under way.
+        note: Takes a remark or an issue for the record of the step under way.
         given: Further arguments of :class:`gradflow_export.Exporter` and its ``watch`` by name.
     """
 
@@ -47,7 +47,7 @@ class Setting:
     code: CompiledCode
     part: Callable[[str], Part]
     blocks: tuple[str, ...] = ()
-    note: Callable[[Note], None] = lambda _: None
+    note: Callable[[Note | Issue], None] = lambda _: None
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
