@@ -234,12 +234,15 @@ def _divided_by(root: Tensor) -> float:
 
 
 def _dropped(seen: _Arrivals, there: Tensor, parts: list[float]) -> Tensor:
-    """Return how many passes of micro-batches brought what is not there at the step; 0 where none was to be added."""
+    """Return how many passes of micro-batches brought what is not there at the step; 0 where none was to be added.
+
+    NaN where they brought nothing, as to units that are dead.
+    """
     count = len(seen.passes)
     if count < 2 or seen.later or len(parts) != count or any(round(part) != count for part in parts):
         return there.new_zeros(())
-    same = torch.isclose(there, seen.passes[-1].came, rtol=1e-4, atol=0.0)
-    return (same & (_found(seen.passes[1:]) == 0).all()) * (count - 1.0)
+    same, came = torch.isclose(there, seen.passes[-1].came, rtol=1e-4, atol=0.0), _brought(seen.passes[:-1]).sum()
+    return torch.where(came > 0, (same & (_found(seen.passes[1:]) == 0).all()) * (count - 1.0), torch.nan)
 
 
 def _brought(passes: list[_Pass]) -> Tensor:

@@ -531,10 +531,12 @@ def test_hooks_are_gone_after_closing_and_a_watched_model_copies():
     assert not any(p._backward_hooks for p in model.parameters())
 
 
-def accumulated(way, steps=12, parts=4, *, divide=True):
+def accumulated(way, steps=12, parts=4, *, divide=True, dead=False):
     """Train with micro-batches in some way; return the causes of NOT_TRAINING."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3, bias=not dead))
+    if dead:
+        nn.init.constant_(model[0].bias, -100.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True, verbose=0).watch() as exporter:
         for _ in range(steps):
@@ -557,6 +559,12 @@ def accumulated(way, steps=12, parts=4, *, divide=True):
 def test_micro_batches_that_are_cleared_one_by_one_are_thrown_away():
     """Each loss is divided by their number, and the optimizer has the gradient of the last alone."""
     assert accumulated("cleared") == ["micro-batches thrown away"]
+
+
+@pytest.mark.parametrize("parts", [2, 4, 7])
+def test_a_layer_that_gets_no_gradient_says_nothing_of_micro_batches(parts):
+    """That its sum is as large as the last part, and that it was 0 before, is so of zeros too."""
+    assert "micro-batches thrown away" not in accumulated("added", parts=parts, dead=True)
 
 
 @pytest.mark.parametrize(("way", "divide"), [("added", True), ("by hand", True), ("cleared", False), ("attack", False)])
