@@ -71,7 +71,8 @@ class ArrivalInstrument(Reader):
     nothing to add to, and what the last one brought is what the optimizer uses, those before it were thrown away.
 
     Within a step that calls a closure several times, what a pass finds is of earlier weights where these have changed
-    since the pass before it; micro-batches of one call are passes at the same weights.
+    since the pass before it; micro-batches of one call are passes at the same weights. Of a closure that is called once
+    it is of earlier steps.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -143,11 +144,11 @@ class ArrivalInstrument(Reader):
         with torch.no_grad():
             for place, parameter in zip(step.owned.where, step.owned.parameters, strict=True):
                 seen = self._seen.get(id(parameter)) if step.closure else None
-                if seen is None or not seen.later or parameter.grad is None:
+                if seen is None or not seen.passes or parameter.grad is None:
                     continue
                 there = _size(parameter.grad)
                 where.append(place)
-                stale.append(_found(seen.later).amin() / there)
+                stale.append(_found(seen.later or seen.passes).amin() / there)
                 kept.append(there / _brought(seen.passes).sum())
         self._forget(step)
         self._give(step, where, stale=stale, kept=kept)

@@ -259,6 +259,32 @@ def test_a_closure_clears_gradients_at_each_call(kind):
     assert told(found) == ([("STALE_GRAD", "", "")] if kind == "adds up" else [])
 
 
+@pytest.mark.parametrize("kind", ["clears", "clears outside", "adds up", "in micro-batches"])
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+def test_a_closure_that_is_called_once_clears_what_earlier_steps_left(make, kind):
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = make(model.parameters(), lr=1e-2)
+
+    def closure():
+        if kind in {"clears", "in micro-batches"}:
+            optimizer.zero_grad()
+        x = torch.randn(32, 8)
+        parts = x.chunk(4) if kind == "in micro-batches" else [x]
+        losses = [F.cross_entropy(model(part), (part[:, 0] > 0).long()) / len(parts) for part in parts]
+        for loss in losses:
+            loss.backward()
+        return sum(losses)
+
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(12):
+            if kind == "clears outside":
+                optimizer.zero_grad()
+            optimizer.step(closure)
+    found = [issue for issue in exporter.issues if issue.issue_type in KINDS]
+    assert told(found) == ([("STALE_GRAD", "", "")] if kind == "adds up" else [])
+
+
 @pytest.mark.parametrize("none", [True, False])
 def test_every_way_of_clearing_once_per_step_is_in_order(none):
     """Before the backward pass, after the step, by None or by zeros, and once for four micro-batches."""
