@@ -74,8 +74,15 @@ class Numerical(Rule):
         message = " and ".join(what) + f"; it begins {place}."
         rank = record.value("origin.rank")
         known = "" if rank is None else f"step {record.step}, rank {int(rank)}"
-        cause = known if origin is None else origin[3]
-        return (Finding(IssueType.NUMERICAL, Severity.CRITICAL, layers, value, 0.0, message, advice, origin=cause),)
+        cause, losses = known if origin is None else origin[3], history.run("loss")
+        # What was broken in the step of a finite loss would have broken it.
+        fine = losses.steps[(losses.steps < record.step) & np.isfinite(losses.values)] if bad_loss else losses.steps[:0]
+        since, before = (record.step, record.step - 1 - int(fine[-1])) if fine.size else (None, None)
+        return (
+            Finding(
+                IssueType.NUMERICAL, Severity.CRITICAL, layers, value, 0.0, message, advice, since, before, origin=cause
+            ),
+        )  # fmt: skip
 
     def _overflow(self, record: StepRecord, history: History) -> str | None:
         """Return what to do where the loss had grown far above its first before it was no longer finite."""

@@ -175,7 +175,7 @@ class Unstable(Rule):
                 f"steps) while they grow from {number(values[-span])} to {number(values[-1])}, and the loss rises: "
                 "each step jumps across the valley.",
                 f"halve the learning rate{halve}: it is above the stability limit 2 / lambda_max.",
-                since=int(steps[-span]),
+                since=int(steps[-span:][np.argmax(cosines < self.turn)]),
                 cause="turns",
             ),
         )

@@ -1,4 +1,4 @@
-"""Losses that stay NaN while a gradient scaler skips every step are told, although no step makes a record of them."""
+"""Losses that stay NaN while a gradient scaler skips every step are told, and a NaN is dated by the losses."""
 
 import pytest
 import torch
@@ -50,3 +50,20 @@ def test_accumulation_over_many_passes_is_none_and_bits_are_the_same():
     assert issues == []
     ends = zip(model.parameters(), alone.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in ends)
+
+
+@pytest.mark.parametrize("begins", [2, 13, 40, 57])
+def test_a_nan_is_dated_to_the_step_after_the_last_finite_loss(begins):
+    """Although what tells its place is not read in every step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, budget=None, verbose=0).watch() as exporter:
+        for step in range(1, 61):
+            x = torch.randn(16, 8)
+            x[0, 0] = torch.nan if step == begins else x[0, 0]
+            optimizer.zero_grad()
+            (model(x) - x[:, 1:2]).pow(2).mean().backward()
+            optimizer.step()
+    (issue,) = (each for each in exporter.issues if each.issue_type is IssueType.NUMERICAL)
+    assert (issue.step, issue.before) == (begins, 0)
