@@ -83,6 +83,12 @@ Found = tuple[str, Sequence[str], int]
 """Kind, sites and number of the micro-batch."""
 
 
+def _version(model: nn.Module) -> int:
+    """Return how often weights were written to, by the first of them."""
+    first = next(model.parameters(), None)
+    return -1 if first is None else torch_private.version(first) or 0
+
+
 def _is_lost(root: Tensor) -> bool:
     known = not isinstance(root, torch_private.FakeTensor) and root.device.type != "meta"
     return known and looks_broken(root.detach())
@@ -122,6 +128,7 @@ class OriginInstrument(Instrument):
     ) -> None:
         self._model, self._rerun, self._guard, self._tell = model, bool(rerun), guard, tell
         self._waiting, self._told = 0, False
+        self._version = -1
         self._calls: deque[Repeatable] = deque(maxlen=CALLS)
         self._passes: deque[_Pass] = deque(maxlen=CALLS)
         self._held = self._number = self._roots = self._unread = self._gone = 0
@@ -181,7 +188,7 @@ class OriginInstrument(Instrument):
         model = self._model()
         if model is not None and not is_scaled(root):
             self._left -= 1
-            self._found = self._behind(root, model)
+            self._found, self._version = self._behind(root, model), _version(model)
         self._unread += self._found is None
 
     def used(self, step: OptimizerStep, norms: Tensor, total: float | None, *, stepped: bool) -> None:
@@ -235,7 +242,9 @@ class OriginInstrument(Instrument):
             self._calls.popleft()
         self._number, self._gone = self._number - self._gone, 0
         self._roots = self._unread = 0
-        self._found = None
+        model = self._model()
+        if model is None or _version(model) == self._version:  # else they were used, as between two calls of a closure
+            self._found = None
 
     def _entered(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.is_grad_enabled() and is_plain_call():

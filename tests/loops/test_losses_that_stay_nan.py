@@ -67,3 +67,26 @@ def test_a_nan_is_dated_to_the_step_after_the_last_finite_loss(begins):
             optimizer.step()
     (issue,) = (each for each in exporter.issues if each.issue_type is IssueType.NUMERICAL)
     assert (issue.step, issue.before) == (begins, 0)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+@pytest.mark.parametrize("where", ["input", "loss"])
+def test_where_a_nan_begins_is_told_of_the_first_call_of_a_closure(most, where):
+    """By the second call weights are NaN because of it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer, batch = torch.optim.LBFGS(model.parameters(), lr=0.05, max_iter=most), torch.randn(32, 8)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, budget=None, verbose=0).watch() as exporter:
+        for step in range(1, 31):
+            x, root = batch.clone(), -1.0 if step == 20 and where != "input" else 1.0
+            x[0, 0] = torch.nan if step == 20 and where == "input" else x[0, 0]
+
+            def closure(x=x, root=root):
+                optimizer.zero_grad()
+                loss = (model(x) - x[:, 1:2]).pow(2).mean() * torch.tensor(root).sqrt()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+    (issue,) = (each for each in exporter.issues if each.issue_type is IssueType.NUMERICAL)
+    assert (issue.step, "in the weights" in issue.message) == (20, False)
