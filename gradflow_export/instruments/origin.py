@@ -242,7 +242,7 @@ class OriginInstrument(Instrument):
             self._calls.popleft()
         self._number, self._gone = self._number - self._gone, 0
         self._roots = self._unread = 0
-        model = self._model()
+        model = None if self._found is None else self._model()
         if model is None or _version(model) == self._version:  # else they were used, as between two calls of a closure
             self._found = None
 
