@@ -85,9 +85,9 @@ class Collapse(Check):
             return None
         value, layers = float(shares[start:].max()), links.sites[start:]
         spread, rms = (history.at_sites(f"block.output_{name}") for name in ("spread", "rms"))
-        last, other = spread.sites.index(layers[-1]), rms.sites.index(layers[-1])
-        same = spread.values[-len(rms.steps) :, last] <= self.same * rms.values[-len(spread.steps) :, other]
-        since, before = since_when(spread.steps[-len(same) :], same)
+        steps, at, of = np.intersect1d(spread.steps, rms.steps, return_indices=True)
+        varies, size = spread.values[at, spread.sites.index(layers[-1])], rms.values[of, rms.sites.index(layers[-1])]
+        since, before = since_when(steps, varies <= (self.same if agreed else self.gone) * size)
         return Finding(
             IssueType.COLLAPSE,
             Severity.HIGH if agreed else Severity.MEDIUM,

@@ -109,8 +109,8 @@ class EvaluationDiffers(Check):
     In each of the last ``evaluations`` after ``settle`` steps, the root mean square of a block's output is more than
     ``times`` above, or below, all of the last ``readings`` in training, of which the last is of the same weights: those
     of weights that still change a lot are far apart. Samples that are new to the model rarely change it by more than a
-    third. Inputs that are prepared otherwise, statistics of batch norm that have not arrived,
-    and dropout of nearly all units change it several times over.
+    third. Inputs that are prepared otherwise, statistics of batch norm that have not arrived, and dropout of nearly all
+    units change it several times over.
 
     Why it is bad:
         The model is asked something else than what it was trained for. Its training loss is low, and its answers in
