@@ -99,7 +99,7 @@ class Diary:
             optimizer.step()
         new = {n: p.detach().double() for n, p in named.items()}
         norm = self.norm
-        players = tuple(id(o) for o in optimizers)
+        players = tuple(mine)
         seen = bool(self.passes)
         row = {
             "loss": sum(self.losses) if self.losses else NOTHING,
