@@ -14,6 +14,7 @@ from gradflow_export.autograd_graph.loss_domain import sign_of
 from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, dim_of, factor_of, shape_of
 from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of, sources
 from gradflow_export.autograd_graph.picked_loss import true_of_two
+from gradflow_export.autograd_graph.weight_penalty import weights_that_grow
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.records.loss_mistakes import (
     BROADCAST,
@@ -24,6 +25,7 @@ from gradflow_export.records.loss_mistakes import (
     OVER_POSITIONS,
     OVERLAP_MINIMISED,
     OWN_POSITIVES,
+    PENALTY_TURNED,
     RATES_IN_POISSON,
     SCORES_IN_LOGARITHM,
     SCORES_IN_OVERLAP,
@@ -39,43 +41,14 @@ Form = tuple[str, float, Node]
 """What is wrong, its number, and the node that made the predictions."""
 
 _NEAR = 96
-_LINEAR = SHAPES | frozenset(
-    [
-        Op.ADD,
-        Op.CAT,
-        Op.DIAGONAL,
-        Op.DIV,
-        Op.GATHER,
-        Op.MASKED_FILL,
-        Op.MEAN,
-        Op.MUL,
-        Op.NAN_TO_NUM,
-        Op.NEG,
-        Op.RSUB,
-        Op.STACK,
-        Op.SUB,
-        Op.SUM,
-        Op.UNBIND,
-        Op.WHERE,
-    ]
-)
-_BENDS = frozenset(
-    [
-        Op.ABS,
-        Op.CLAMP,
-        Op.CLAMP_MAX,
-        Op.CLAMP_MIN,
-        Op.COSH,
-        Op.LOG,
-        Op.LOG_1P,
-        Op.MAXIMUM,
-        Op.MINIMUM,
-        Op.POW,
-        Op.RELU,
-        Op.SOFTPLUS,
-        Op.SQRT,
-    ]
-)
+_LINEAR = SHAPES | frozenset((
+    Op.ADD, Op.CAT, Op.DIAGONAL, Op.DIV, Op.GATHER, Op.MASKED_FILL, Op.MEAN, Op.MUL, Op.NAN_TO_NUM, Op.NEG, Op.RSUB,
+    Op.STACK, Op.SUB, Op.SUM, Op.UNBIND, Op.WHERE,
+))  # fmt: skip
+_BENDS = frozenset((
+    Op.ABS, Op.CLAMP, Op.CLAMP_MAX, Op.CLAMP_MIN, Op.COSH, Op.LOG, Op.LOG_1P, Op.MAXIMUM, Op.MINIMUM, Op.POW, Op.RELU,
+    Op.SOFTPLUS, Op.SQRT,
+))  # fmt: skip
 _SQUASHED = MappingProxyType({Op.SOFTMAX: SOFTMAX_BEFORE_CE, Op.SIGMOID: SIGMOID_BEFORE_CE})
 _SCORES = frozenset((Op.ADDMM, Op.ADDMV, Op.CONVOLUTION, Op.LINEAR))
 _LIMITS = frozenset((Op.CLAMP, Op.CLAMP_MAX, Op.CLAMP_MIN))
@@ -107,8 +80,7 @@ def forms_of(root: Any) -> list[Form]:
                 # Only what is averaged over everything at once was not meant to be a table of pairs.
                 entire = whole and (kind not in {Op.MEAN, Op.SUM} or shape_of(node) == ())
                 waiting.append((source, turned, entire, bare and turned != 0.0 and kind not in {Op.DIV, Op.MUL}))
-    wholes = ((WITHOUT_BOUND, scales_that_fall), (DRAWN_TOGETHER, drawn_together), (OWN_POSITIVES, own_positives))
-    return [*found, *((mistake, 1.0, node) for mistake, look in wholes if (node := look(root)) is not None)]
+    return [*found, *((mistake, 1.0, node) for mistake, look in _WHOLES if (node := look(root)) is not None)]
 
 
 def _form(node: Node, kind: str, sign: float) -> Form | None:
@@ -396,4 +368,10 @@ _LOOKS: Mapping[str, tuple[Callable[[Node], Form | None], ...]] = MappingProxyTy
         Op.POW: (with_itself,),
         Op.SUB: (_rates,),
     }
+)
+_WHOLES: tuple[tuple[str, Callable[[Any], Node]], ...] = (
+    (WITHOUT_BOUND, scales_that_fall),
+    (DRAWN_TOGETHER, drawn_together),
+    (OWN_POSITIVES, own_positives),
+    (PENALTY_TURNED, weights_that_grow),
 )

@@ -259,22 +259,18 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice="augment twice: one, other = augment(x), augment(x); without augmentation, use different "
             "dropout masks in the two passes.",
         ),
+        known.PENALTY_TURNED: _Told(
+            message="A penalty on the weights is subtracted from the loss: the loss falls without bound as they grow.",
+            advice="add it: loss = loss + factor * sum(p.square().sum() for p in model.parameters()).",
+        ),
     }
 )
 
 
-_LESSER = frozenset(
-    (
-        known.COSINES_IN_CE,
-        known.DRAWN_TOGETHER,
-        known.FOCAL_OF_MEAN,
-        known.MANY_LABELS,
-        known.OWN_POSITIVES,
-        known.RELU_BEFORE_CE,
-        known.WEIGHTS_TURNED,
-        known.WEIGHTS_FAR,
-    )
-)
+_LESSER = frozenset((
+    known.COSINES_IN_CE, known.DRAWN_TOGETHER, known.FOCAL_OF_MEAN, known.MANY_LABELS, known.OWN_POSITIVES,
+    known.PENALTY_TURNED, known.RELU_BEFORE_CE, known.WEIGHTS_TURNED, known.WEIGHTS_FAR,
+))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

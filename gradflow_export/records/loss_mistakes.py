@@ -44,6 +44,7 @@ WEIGHTS_FAR = "weights of classes beyond balance"
 DRAWN_TOGETHER = "predictions drawn together alone"
 WITH_ITSELF = "output compared with itself"
 OWN_POSITIVES = "samples that are their own positives"
+PENALTY_TURNED = "penalty on the weights is taken off"
 
 MISTAKES = (
     SOFTMAX_BEFORE_CE,
@@ -88,5 +89,6 @@ MISTAKES = (
     DRAWN_TOGETHER,
     WITH_ITSELF,
     OWN_POSITIVES,
+    PENALTY_TURNED,
 )
 """All of them."""

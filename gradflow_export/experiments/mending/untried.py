@@ -22,6 +22,7 @@ UNTRIED_CAUSES: Mapping[str, str] = MappingProxyType({
     known.DRAWN_TOGETHER: "the loss of a collapsed model is the lowest of all, so that a lower one shows nothing",
     known.WITH_ITSELF: "the pairs are drawn by the script",
     known.OWN_POSITIVES: "the views are made by the script, and their loss is higher when they differ",
+    known.PENALTY_TURNED: "without the penalty it is another loss, and the two cannot be compared",
     known.WITHOUT_BOUND: "which of the two signs is wrong depends on what the script means",
     known.OVERLAP_MINIMISED: "with the other sign it is another loss, and the two cannot be compared",
     known.FOCAL_OF_MEAN: "another weight for each sample is another loss, and the two cannot be compared",
