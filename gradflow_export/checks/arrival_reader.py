@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer
 from torch.utils.hooks import unserializable_hook
 
 from gradflow_export.autograd_graph.loss_shape import factor_of
@@ -18,6 +19,7 @@ from gradflow_export.hooks.optimizer_steps import OptimizerStep
 from gradflow_export.hooks.parameter_slots import Slot, slots
 from gradflow_export.hooks.readings import Clue, stack_scalars
 from gradflow_export.instruments.base import Reader, Setting
+from gradflow_export.metrics.arrays.checksum import checksum
 from gradflow_export.metrics.arrays.samples import even_sample
 
 FOLLOWED = 4
@@ -26,17 +28,20 @@ PLAYERS = 4
 """Optimizers of which one more parameter is followed, at most."""
 ENTRIES = 256
 """Evenly spaced entries of each that are looked at."""
+MOST_PASSES = 64
+"""Passes that are kept of a parameter that no update by hand moves."""
 NEAR = 4
 """Operations at the end of a loss among which it may be divided by the number of micro-batches."""
 
 
 class _Pass(NamedTuple):
-    """A backward pass that reached a parameter: which one, when, what it brought, and what it found."""
+    """A backward pass that reached a parameter: which one, when, what it brought, what it found, and what it left."""
 
     task: int
     order: int
     came: Tensor
     found: Tensor | None
+    left: Tensor | None = None
 
 
 class _Taken(NamedTuple):
@@ -55,6 +60,7 @@ class _Arrivals:
         self.taken: list[_Taken] = []
         self.coming: tuple[Tensor, Tensor | None] | None = None
         self.version: int | None = None
+        self.bits: Tensor | None = None
         self.later: list[_Pass] = []
 
 
@@ -70,13 +76,19 @@ class ArrivalInstrument(Reader):
     Micro-batches that were to be added up are known by losses that are divided by their number; where each pass found
     nothing to add to, and what the last one brought is what the optimizer uses, those before it were thrown away.
 
+    Where no optimizer steps, an update may have been followed by a clearing when it is found: what the last pass left
+    is what it used.
+
     Within a step that calls a closure several times, what a pass finds is of earlier weights where these have changed
     since the pass before it; micro-batches of one call are passes at the same weights. Of a closure that is called once
     it is of earlier steps.
     """
 
+    by_hand: ClassVar[bool] = True
+
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
+        self._updates_by_hand = False
         self._take, self._keep = self._guard(self._arrives), self._guard(self._accumulated)
         self._seen: dict[int, _Arrivals] = {}
         self._order = 0
@@ -137,20 +149,29 @@ class ArrivalInstrument(Reader):
         self._give(step, where, stale=stale, kept=kept, foreign=foreign, dropped=dropped)
 
     def after(self, step: OptimizerStep) -> None:
-        """Compare what the passes of a closure found with what they left, and forget it."""
+        """Compare what the passes of a closure, or of a step without an optimizer, found with what they left."""
+        self._updates_by_hand = by_hand = not isinstance(step.optimizer, Optimizer)
         if not self._seen:
             return
-        where, stale, kept = [], [], []
+        where, stale, kept, waiting = [], [], [], dict[int, _Arrivals]()
         with torch.no_grad():
             for place, parameter in zip(step.owned.where, step.owned.parameters, strict=True):
-                seen = self._seen.get(id(parameter)) if step.closure else None
-                if seen is None or not seen.passes or parameter.grad is None:
+                seen = self._seen.get(id(parameter)) if step.closure or by_hand else None
+                if seen is None or not seen.passes:
                     continue
-                there = _size(parameter.grad)
+                if by_hand and _rests(parameter, seen):  # its turn is still to come
+                    del seen.passes[:-MOST_PASSES]
+                    waiting[id(parameter)] = seen
+                    continue
+                now = None if parameter.grad is None else _size(parameter.grad)
+                there = seen.passes[-1].left if by_hand else now
+                if there is None:
+                    continue
                 where.append(place)
                 stale.append(_found(seen.later or seen.passes).amin() / there)
                 kept.append(there / _brought(seen.passes).sum())
         self._forget(step)
+        self._seen.update(waiting)
         self._give(step, where, stale=stale, kept=kept)
 
     def skip(self, step: OptimizerStep) -> None:
@@ -210,7 +231,11 @@ class ArrivalInstrument(Reader):
         if seen is None or seen.coming is None:
             return
         self._order += 1
-        seen.passes.append(_Pass(torch_private.backward_number(), self._order, *seen.coming))
+        left = None
+        if self._updates_by_hand and parameter.grad is not None:
+            with torch.no_grad():
+                left, seen.bits = _size(parameter.grad), checksum(parameter)
+        seen.passes.append(_Pass(torch_private.backward_number(), self._order, *seen.coming, left))
         if seen.version not in {None, torch_private.version(parameter)}:
             seen.later.append(seen.passes[-1])
         seen.coming, seen.version = None, torch_private.version(parameter)
@@ -218,6 +243,12 @@ class ArrivalInstrument(Reader):
 
 def _can_follow(parameter: Tensor) -> bool:
     return parameter.requires_grad and parameter.numel() > 0 and not hasattr(parameter, "placements")
+
+
+def _rests(parameter: Tensor, seen: _Arrivals) -> bool:
+    """Whether a parameter is as it was at its last pass."""
+    now = checksum(parameter)
+    return seen.bits is None or now is None or torch.equal(now, seen.bits)
 
 
 def _divided_by(root: Tensor) -> float:

@@ -55,6 +55,7 @@ class WiringInstrument(Reader):
     """Reads, while armed, how each parameter is connected; looks at descriptions only, never at an entry."""
 
     cost: ClassVar[Cost] = "P"
+    at_pass: ClassVar[bool] = True
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

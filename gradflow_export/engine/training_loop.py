@@ -25,7 +25,7 @@ from gradflow_export.engine.pace import Pace
 from gradflow_export.engine.quiet_steps import QuietSteps
 from gradflow_export.engine.step_timer import StepClock
 from gradflow_export.engine.transfer import Bundle, pack
-from gradflow_export.hooks.optimizer_steps import OptimizerStep, OptimizerSteps, owned_by_hand
+from gradflow_export.hooks.optimizer_steps import OptimizerStep, OptimizerSteps, Owned, owned_by_hand
 from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.backward_passes import MOST_READ
 from gradflow_export.instruments.gradients.fingerprints import Fingerprints
@@ -85,6 +85,8 @@ class TrainingLoop:
         self._look_after = guarded(instruments.stepped, "after", part)
         by_hand = [each for each in instruments.stepped if each.by_hand]
         self._hand_before, self._hand_after = guarded(by_hand, "before", part), guarded(by_hand, "after", part)
+        self._at_pass = guarded([each for each in instruments.stepped if each.at_pass], "before", part)
+        self.owned_by_hand: Owned | None = None
         self._numbers = gathered(instruments.armed, "numbers", part)
         self._complete = gathered(instruments.armed, "complete", part)
         self._transfer = part("transfer")(_pack)
@@ -182,6 +184,7 @@ class TrainingLoop:
             for look in self._hand_after:
                 look(step)
             self._held.step_by_hand(step)
+            self._compare(step, [])
         self._collect({})
         if self.open is not None and not self.alone:
             self.open.layouts.append(step.owned.layout)
@@ -192,7 +195,11 @@ class TrainingLoop:
     def _read_pass(self, model: nn.Module, again: bool) -> None:
         """Read gradients at the end of a backward pass, where no optimizer has stepped yet."""
         if self.recorded:
-            self._read_gradients(_by_hand(self, model), self._due, again=again)
+            step = _by_hand(self, model)
+            self._read_gradients(step, self._due, again=again)
+            # Where gradients are returned by autograd.grad, none tells which parameters are connected.
+            for look in self._at_pass if any(p.grad is not None for p in step.owned.parameters) else ():
+                look(step)
 
     def finish(self, *, last: bool = False) -> None:
         """Hand over a step that is still open, or what was seen since the last one that cannot wait for the next."""
@@ -297,7 +304,10 @@ def _pack(drained: Drained, bundle: Bundle) -> None:
 
 
 def _by_hand(loop: TrainingLoop, model: nn.Module) -> OptimizerStep:
-    return OptimizerStep(loop, owned_by_hand(model), closure=False, scale=None)
+    known, owned = loop.owned_by_hand, owned_by_hand(model)
+    if known is None or known.sites != owned.sites or [*map(id, known.parameters)] != [*map(id, owned.parameters)]:
+        loop.owned_by_hand = known = owned
+    return OptimizerStep(loop, known, closure=False, scale=None)
 
 
 def _learning_rates(optimizer: object) -> list[float]:

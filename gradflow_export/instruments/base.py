@@ -70,6 +70,8 @@ class Instrument:
     """Whether it is drained at each recorded step, due or not."""
     by_hand: ClassVar[bool] = False
     """Whether what lies between two calls of :meth:`gradflow_export.Exporter.step` is a step for it."""
+    at_pass: ClassVar[bool] = False
+    """Whether, where no optimizer steps, it looks at what the end of a backward pass left, as if a step began."""
     takes: ClassVar[str] = ""
     """The argument of :meth:`gradflow_export.Exporter.observe` that :meth:`take` is handed."""
 

@@ -25,6 +25,7 @@ NO_GRADIENT = "no gradient"
 ZERO_RATE = "learning rate 0"
 ZERO_GRADIENT = "zero gradient"
 ROUNDING = "rounding"
+LEFT_OUT = "no update that is made without an optimizer moves them"
 UNCHOSEN = "not chosen"
 TAKEN_BACK = "taken back"
 CUT = "cut off"
@@ -93,7 +94,7 @@ class Stagnation(Rule):
             return ()
         reasons = self._reasons(record, history, sites, still & ~np.isin(sites, [*cut])) | {CUT: tuple(cut)}
         if converged(history):
-            reasons = {why: sites for why, sites in reasons.items() if why not in {ROUNDING, ZERO_GRADIENT}}
+            reasons = {why: sites for why, sites in reasons.items() if why not in {LEFT_OUT, ROUNDING, ZERO_GRADIENT}}
         rate = history.run("learning_rate")
         if rate.last < _DECAYED * rate.high:  # what a schedule did, and LEARNING_RATE reports
             reasons.pop(ROUNDING, None)
@@ -137,7 +138,7 @@ class Stagnation(Rule):
         why = np.select(
             [strange, idle, unknown, np.isnan(norms), rates == 0.0, invariant, norms == 0.0],
             [NOT_OWNED, "", NOT_OWNED, NO_GRADIENT, ZERO_RATE, "", ZERO_GRADIENT],
-            ROUNDING,
+            LEFT_OUT if np.isnan(rates).all() else ROUNDING,
         )
         return {
             each: tuple(compress(sites, still & (why == each))) for each in dict.fromkeys(why[still].tolist()) if each
@@ -182,7 +183,7 @@ class Stagnation(Rule):
             since=since,
             cause=why,
             origin=why * (why == CUT),
-            follows_from=(IssueType.VANISHING,) if why in {ROUNDING, ZERO_GRADIENT} else (),
+            follows_from=(IssueType.VANISHING,) if why in {LEFT_OUT, ROUNDING, ZERO_GRADIENT} else (),
         )
 
 
@@ -323,6 +324,8 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         "once per step and has not ended.",
         ZERO_GRADIENT: "a layer after {layer} blocks the gradient: look for dead ReLU units, weights initialized "
         "to 0 (use nn.init.kaiming_normal_), or a mask that removes its output.",
+        LEFT_OUT: "update {layer} where the loop updates the others, or call requires_grad_(False) on it if it is "
+        "frozen on purpose; in bfloat16 or float16 small updates are lost to rounding: keep the weights in float32.",
         CUT: "look for what forward() does to {layer} since that step: round, sign, argmax or .detach() pass no "
         "gradient, weight + (round(weight) - weight).detach() does (straight-through estimator).",
         ROUNDING: "each update is smaller than half the spacing of the weights' floating-point format: raise the "
