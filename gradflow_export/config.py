@@ -162,7 +162,7 @@ def make_settings(config: Mapping[str, Any] | str | os.PathLike[str] | None, giv
         )
     known = {**INTERVALS, **extensions.intervals(INTERVALS)}
     return Settings(
-        schedule=Schedule(values.get("every", 1), dict(intervals), max(DENSE_STEPS, preflight), known),
+        schedule=Schedule(values.get("every", 1), dict(intervals), max(DENSE_STEPS, preflight), known, shown=floor > 0),
         profile=values.get("profile", "robust"),
         thresholds={key: values[key] for key in THRESHOLDS if key in values},
         enabled=values.get("enabled", True),

@@ -78,6 +78,7 @@ class Schedule:
         grown: By what factor default intervals have grown with what there is to read, by instrument.
         chosen: Instruments whose interval was overridden.
         begun: Steps that were completed before the session: what resumes is read as densely as what begins.
+        shown: Whether inputs are read in the first hundreds of steps whatever a budget leaves.
         settled: Last step of the dense start.
     """
 
@@ -87,6 +88,7 @@ class Schedule:
     known: Mapping[str, int] = field(default_factory=lambda: INTERVALS)
     grown: Mapping[str, int] = field(default_factory=dict)
     begun: int = 0
+    shown: bool = False
     chosen: frozenset[str] = field(init=False)
     settled: int = field(init=False, repr=False, compare=False, default=SETTLING_STEPS)
     _rare: int = field(init=False, repr=False, compare=False, default=1)
@@ -116,7 +118,9 @@ class Schedule:
             name: max(-(-count // SITES_PER_INTERVAL), 1) for name, count in sites.items() if name not in self.chosen
         }
         grown = {name: self.intervals[name] * factor for name, factor in factors.items() if name not in BOUNDED}
-        return Schedule(self.every, {**self.intervals, **grown}, self.dense, self.known, factors, self.begun)
+        return Schedule(
+            self.every, {**self.intervals, **grown}, self.dense, self.known, factors, self.begun, self.shown
+        )
 
     def recorded(self, step: int, spacing: int = 1) -> bool:
         """Return whether this step makes a record at all.
@@ -128,11 +132,18 @@ class Schedule:
         >>> [step for step in range(1, 25) if Schedule(every=10).recorded(step)]
         [1, 10, 20]
         """
-        return step == self.begun + 1 or step % (self.every * spacing) == 0
+        return step == self.begun + 1 or step % (self.every * spacing) == 0 or self.shows(step)
+
+    def shows(self, step: int) -> bool:
+        """Return whether a step after the dense start makes a record whatever a budget leaves, to read inputs."""
+        due = self.shown and self.settled < step <= self.begun + SHOWN_STEPS
+        return due and step % SHOWN_INTERVAL == 0 and step % self.every == 0
 
     def next_recorded(self, step: int, spacing: int = 1) -> int:
         """Return the first step from this one on that makes a record."""
-        return step if self.recorded(step, spacing) else -(-step // (self.every * spacing)) * self.every * spacing
+        usual = step if self.recorded(step, spacing) else -(-step // (self.every * spacing)) * self.every * spacing
+        shown = -(-step // SHOWN_INTERVAL) * SHOWN_INTERVAL
+        return min(usual, shown) if self.shows(shown) else usual
 
     def due(
         self, step: int, *, asked: bool = False, close: bool = False, stretch: float = 1.0, spacing: int = 1
@@ -175,7 +186,8 @@ class Schedule:
             name != "discrete" and age <= SETTLING_STEPS and age % min(math.ceil(between * stretch), interval) == 0
         )
         shown = SETTLING_AT_MOST if large else SHOWN_AT_FIRST if age <= SETTLING_STEPS else SHOWN_INTERVAL
-        showing = name == "inputs" and age <= SHOWN_STEPS and step % min(math.ceil(shown * stretch), interval) < spacing
+        often = shown if self.shown else min(math.ceil(shown * stretch), interval)
+        showing = name == "inputs" and age <= SHOWN_STEPS and step % often < spacing
         return asked or begins or settling or showing or step % interval < spacing
 
 

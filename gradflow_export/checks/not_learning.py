@@ -13,6 +13,7 @@ from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import (
     OTHERS,
     constant_level,
+    fall,
     fell,
     fell_since,
     layers_of,
@@ -109,6 +110,8 @@ class NotLearning(Check):
         soon: Maximum number of further steps, as a multiple of the steps so far.
         readings: Number of readings used, of the later half of the steps.
         few: Minimum number of these readings.
+        beside: Multiple of its known term above which the first loss holds a penalty too.
+        falls: Minimum z-score of a fall of that term, where it does.
         heal: High, because a fall by chance over a few readings is not learning.
     """
 
@@ -126,6 +129,8 @@ class NotLearning(Check):
     soon: float = 3.0
     readings: int = 5
     few: int = 2
+    beside: float = 2.0
+    falls: float = 2.5
     heal: int = 15
 
     late: ClassVar[bool] = True
@@ -176,8 +181,12 @@ class NotLearning(Check):
         shares = {s: v for s, v in stuck.items() if not self._excused(history, s)}
         worst = max(shares.values(), default=0.0)
         # Down to the constant's level a loss falls by saying less: of large answers, or of noise as that of dropout.
-        most = constant_level(history) if history.seen >= self.patient else np.nan
+        level = constant_level(history)
+        most = level if history.seen >= self.patient else np.nan
         falls = solved(history) or still_falls(history, most=most) or (worst > self.wild and fell(history))
+        term = past(history, "loss.over_constant", sites[0]) if known and len(sites) == 1 else np.zeros(0)
+        if len(term) and not history.run("loss").first <= self.beside * term[0] * level:  # a penalty, too, may fall
+            falls = fall(term[len(term) // 3 :]) >= self.falls
         whole = known and len(shares) == len(sites) and not falls
         if not whole:
             parts = {} if known and len(sites) == 1 else shares
@@ -209,8 +218,9 @@ class NotLearning(Check):
         if issue.layer:
             shares = past(history, "loss.over_constant", issue.layer)[-self.readings :]
             return len(shares) == self.readings and bool(shares.max() < issue.threshold)
-        fallen = issue.cause != _OPEN and fell_since(history, issue.step) and not self.lasts(issue, history)
-        return solved(history) or fallen
+        if issue.cause != _OPEN and self.lasts(issue, history):
+            return False
+        return solved(history) or (issue.cause != _OPEN and fell_since(history, issue.step))
 
     def lasts(self, issue: Issue, history: History) -> bool:
         """Return whether every loss is still at the level of a constant prediction; a fall by chance does not count."""

@@ -165,6 +165,7 @@ class QuietSteps:
         fixed = loop.steps <= loop.schedule.settled
         spent = self._guard.spent
         pace = loop.pace
+        shows = loop.schedule.shows(loop.steps)
         return loop.clock.lap(
-            now, spent, sampled=sampled, steps=steps, worker=pace.spent, fixed=fixed, credit=pace.on_credit
+            now, spent, sampled=sampled, steps=steps, worker=pace.spent, fixed=fixed, shows=shows, credit=pace.on_credit
         )

@@ -180,6 +180,7 @@ class StepClock:
         steps: int = 1,
         worker: Worked = NOTHING,
         fixed: bool = False,
+        shows: bool = False,
         credit: bool = False,
     ) -> dict[str, float]:
         """End a recorded step.
@@ -191,6 +192,7 @@ class StepClock:
             steps: Steps since the last call, this one among them.
             worker: What the worker has done since it began.
             fixed: Whether the plan of this step was independent of the budget; nothing is decided then.
+            shows: Whether the same holds of this step between others that a budget decides; it is not booked.
             credit: Whether it is recorded beyond what the budget leaves, which is paid back later.
 
         Returns:
@@ -206,7 +208,7 @@ class StepClock:
             out["runtime.throughput"] = 1.0 / max(self._median(elapsed / steps), 1e-9)
             out["overhead"] = min(own / max(elapsed, 1e-9), 1.0)
             if self.budget is not None:
-                self._book(elapsed, own, worker, sampled=sampled, steps=steps, fixed=fixed, credit=credit)
+                self._book(elapsed, own, worker, sampled=sampled, steps=steps, fixed=fixed, shows=shows, credit=credit)
         self.last, self._spent_before = now, spent
         return out
 
@@ -229,6 +231,7 @@ class StepClock:
         sampled: bool,
         steps: int,
         fixed: bool,
+        shows: bool,
         credit: bool,
     ) -> None:
         """Count what was spent on records, and on what else was read."""
@@ -241,11 +244,13 @@ class StepClock:
         seconds = [now - then for now, then in zip(worker[0], before[0], strict=True)]
         counts = [now - then for now, then in zip(worker[1], before[1], strict=True)]
         (late, owed), (late_more, owed_more) = (
-            theirs.book(seconds[kind], counts[kind], happened=sampled is bool(kind) and not credit)
+            theirs.book(seconds[kind], counts[kind], happened=sampled is bool(kind) and not (credit or shows))
             for kind, theirs in enumerate(self._theirs)
         )
         plain = more = 0.0
-        if credit:
+        if shows:
+            pass
+        elif credit:
             owed += own
         elif sampled:
             # Where no record is plain any more, one that takes less shows what a plain one would at most.
@@ -257,6 +262,7 @@ class StepClock:
             owed += unusual
         self._stretch.owed += owed_more
         self._spacing.owed += owed + seconds[2]
-        self._stretch.book(more + late_more, allowed, steps=steps, happened=sampled and not credit)
+        counts_so = not (credit or shows)
+        self._stretch.book(more + late_more, allowed, steps=steps, happened=sampled and counts_so)
         room = 2.0 - self._stretch.share
-        self._spacing.book(plain + late, allowed, steps=steps, happened=not credit, room=room)
+        self._spacing.book(plain + late, allowed, steps=steps, happened=counts_so, room=room)

@@ -269,7 +269,8 @@ class TrainingLoop:
                 scalars["runtime.optimizer_time"] = self._stepped_for
             if self.optimizers is not None and self.optimizers.skipped:
                 scalars["runtime.skipped"] = float(self.optimizers.skipped)
-            bundle.kind = self.pace.kind(bool(self._due)) if self.steps > self.schedule.settled else None
+            planned_so = self.steps <= self.schedule.settled or self.schedule.shows(self.steps)
+            bundle.kind = None if planned_so else self.pace.kind(bool(self._due))
             drained: Drained = []
             for name, complete in self._complete:
                 if name in self._due:
