@@ -16,7 +16,7 @@ from gradflow_export.checks.layers.redundant import Pair, row_length
 from gradflow_export.checks.leaked_columns import copies
 from gradflow_export.checks.unlearned_part import BEHIND, parts_of
 from gradflow_export.metrics.answers import meant
-from gradflow_export.metrics.batches import heavy_class, input_statistics
+from gradflow_export.metrics.batches import directions, heavy_class, input_statistics
 from gradflow_export.metrics.constants import (
     PICKED,
     Kind,
@@ -311,7 +311,7 @@ class Remembered:
             out["loss.sense"] = sense(kind, predictions, targets, y)
         if kind in {"squared", "absolute", "huber"}:
             size = float(np.sqrt(np.square(targets).mean()))
-            out["target.rms"] = size
+            out["target.rms"], out["target.directions"] = size, float(directions(y))
             if size > 0:
                 out["target.reach"] = float(np.sqrt(np.square(predictions).mean())) / size
         # Few readings are judged: the test takes some milliseconds, which is much beside all the rest.

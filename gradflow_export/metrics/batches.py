@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.metrics.arrays.algebra import singular_values
 from gradflow_export.records.statistics import median
 
 Floats = npt.NDArray[np.float64]
@@ -49,6 +50,20 @@ def input_statistics(x: Floats) -> dict[str, float]:
         "input.whole_share": float(np.isclose(finite, np.round(finite), rtol=1e-5, atol=0.0).mean()),
         "input.squeezed_share": float(squeezed.mean()) if n >= FEW and not gradual else 0.0,
     }
+
+
+def directions(y: Floats, most: float = 0.8) -> int:
+    """Return in how many directions targets vary: as many outputs as a model needs at least to come near them.
+
+    Args:
+        y: Targets, one row per sample. Shape: ``[n, outputs]``.
+        most: Part of their variance that these directions hold.
+
+    >>> directions(np.array([[1.0, 2.0, 0.0], [2.0, 4.0, 0.0], [3.0, 6.0, 0.1]]))
+    1
+    """
+    parts = np.square(singular_values(y - y.mean(axis=0))).cumsum()
+    return int((parts < most * parts[-1]).sum()) + 1 if parts[-1] > 0 else 0
 
 
 def heavy_class(often: Floats, weights: Floats) -> tuple[Literal["turned", "far"], float] | None:

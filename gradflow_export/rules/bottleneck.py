@@ -102,7 +102,8 @@ class Bottleneck(Rule):
 class RankBottleneck(Rule):
     """Report the first block whose output has a far lower effective rank than its input.
 
-    Not reported: a narrow code that fits its data, because the dropped directions carried no information; a layer whose
+    Not reported: a narrow code that fits its data, because the dropped directions carried no information; an output of
+    as high a rank as there are directions, two or more, that hold most of the targets' variance; a layer whose
     output goes to the loss, because the task sets its width; and one on a branch, such as the scores of attention
     pooling, where what the branch is fed with reaches the loss by another way too. Where the graph was not read, a
     chain counts as reaching the loss. If the following layers have an even lower rank, the network narrows towards its
@@ -136,7 +137,7 @@ class RankBottleneck(Rule):
 
     name: ClassVar[str] = "bottleneck-rank"
     needs: ClassVar[tuple[str, ...]] = ("block.effective_rank",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "parameter.initial_gain")
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "parameter.initial_gain", "target.directions")
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
@@ -144,12 +145,13 @@ class RankBottleneck(Rule):
         if solved(history):
             return ()
         waist = self.waist if history.run("loss").count and not stuck(history) else 0.0
-        found = (self._judge(record, links, waist) for links in chains(record, "block.effective_rank"))
+        asked = float(history.at_sites("target.directions").values[-1:].max(initial=0.0))
+        found = (self._judge(record, links, waist, asked) for links in chains(record, "block.effective_rank"))
         gains = history.at_sites("parameter.initial_gain")
         blank = {owner(site) for site, gain in zip(gains.sites, gains.first.tolist(), strict=True) if gain == 0.0}
         return tuple(finding for finding in found if finding is not None and blank.isdisjoint(finding.layers))
 
-    def _judge(self, record: StepRecord, links: Chain, waist: float) -> Finding | None:
+    def _judge(self, record: StepRecord, links: Chain, waist: float, asked: float) -> Finding | None:
         ranks, rows = np.exp(links.logs), reading_of(record, "block.rank_rows").as_dict()
         off = [margin(record, "block.effective_rank", site) for site in links.sites]
         unseen = np.array([1.0 / max((rows.get(site) or math.inf) - 1.0, 1.0) for site in links.sites])
@@ -165,6 +167,7 @@ class RankBottleneck(Rule):
                 before - off[index - 1] >= self.least
                 and after + off[index] <= self.ratio * (before - off[index - 1])
                 and ranks[index + 1 :].max(initial=0) >= waist * after
+                and not 1 < asked <= round(after + off[index])
             ):
                 shut = record.value("block.gradient_norm", links.sites[index - 1]) == 0.0  # what lies between lost all
                 if shut or _ill_inside(record, block) or _goes_around(record, links, index):

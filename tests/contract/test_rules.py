@@ -31,7 +31,7 @@ HEADS = tuple(f"{block}.head{head}" for block in BLOCKS for head in range(2))
 FACTS = {name for rule in ALL for name in rule.evidence} | {
     "connection.state", "evaluation.samples", "hidden.state", "layer.cell_calls", "layer.taken_sequences", "loss.over_constant",
     "input.std", "loss.known", "mode.training_dropout", "parameter.added_decay", "loss.samples", "loss.sense", "loss.supervised", "parameter.first_entries", "parameter.foreign_gradient",
-    "parameter.frozen_peak", "parameter.frozen_size", "parameter.initial_gain", "parameter.initial_mean", "parameter.recurrent_layer", "parameter.row_parting", "target.attained", "target.repeated", "target.rms", "wiring.game", "wiring.orphans", "wiring.outside",
+    "parameter.frozen_peak", "parameter.frozen_size", "parameter.initial_gain", "parameter.initial_mean", "parameter.recurrent_layer", "parameter.row_parting", "target.attained", "target.directions", "target.repeated", "target.rms", "wiring.game", "wiring.orphans", "wiring.outside",
 }  # fmt: skip
 """What checks see; a rule remembers no other name that is no metric."""
 EACH = pytest.mark.parametrize("rule", ALL, ids=[rule.name for rule in ALL])
