@@ -185,7 +185,9 @@ def same_words(term: Term, first: list[FirstLayer]) -> Tensor | None:
         return None
     tables = [layer.entered for layer in first if layer.tokens and layer.entered is not None]
     near = [words for words in tables if words.dim() > 1 and words.numel() == y.numel() and words.device == y.device]
-    if not near or not _reaches_words(term.behind, near, y.numel()):
+    reached = _reached(term.behind, y.numel()) if near else set()
+    near = [words for words in near if (words.data_ptr(), words.numel()) in reached]
+    if not near:
         return None
     targets = local(y).reshape(-1)[:WORDS]
     same = torch.stack([local(words).reshape(-1)[:WORDS] == targets for words in near]).any(dim=0)
@@ -193,22 +195,31 @@ def same_words(term: Term, first: list[FirstLayer]) -> Tensor | None:
     return torch.where(counts, same.to(torch.float32), torch.nan)
 
 
-def _reaches_words(node: Node, words: list[Tensor], count: int) -> bool:
-    wanted = {(each.data_ptr(), each.numel()) for each in words}
+def _reached(node: Node, count: int) -> set[tuple[int, int]]:
+    """Return where the words lie that come straight here, and how many they are."""
     behind = walk([node], step=lambda here: _sources(here, kind_of(here), count), most=_FAR)
     held = (saved(here, "indices") for here in behind if kind_of(here) == Op.EMBEDDING)
-    return any(each is not None and (each.data_ptr(), each.numel()) in wanted for each in held)
+    return {(each.data_ptr(), each.numel()) for each in held if each is not None}
+
+
+def _rows(node: Node) -> int:
+    """Return how many rows entered a matrix, 0 where that is not known."""
+    entered = saved(node, _ENTERED[kind_of(node)])
+    return 0 if entered is None else math.prod(entered.shape[:-1])
 
 
 def _sources(node: Node, kind: str, count: int) -> list[Node]:
     """Return what a node takes, where it keeps the places apart."""
     if kind in _MATRICES:
-        entered = saved(node, _ENTERED[kind])
-        alone = entered is not None and math.prod(entered.shape[:-1]) == count
-        return [below(node, _MATRICES[kind])] if alone else []
+        return [below(node, _MATRICES[kind])] if _rows(node) == count else []
     if kind in _RECURRENT:
         # What a recurrent layer says at a place has passed the word there; batch and time may be turned round.
         return [through(below(node), {Op.CLONE, Op.TRANSPOSE})]
+    if kind == Op.STACK:  # of the steps of a recurrent layer, whose words all entered by one matrix: the nearest one
+        made = (each for each in walk([node], most=_FAR) if kind_of(each) in _MATRICES and _rows(each) == count)
+        nearest = next(made, None)
+        data = None if nearest is None else below(nearest, _MATRICES[kind_of(nearest)])
+        return [] if data is None else [through(data, _IN_ORDER | {Op.TRANSPOSE})]
     if kind == Op.TRANSPOSE:
-        return [below(node)] if kind_of(below(node)) in _RECURRENT else []
+        return [below(node)] if kind_of(below(node)) in _RECURRENT | {Op.STACK} else []
     return sources(node) if kind in _BY_PLACE else []

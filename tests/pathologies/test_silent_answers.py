@@ -56,17 +56,47 @@ def test_words_that_are_told_from_themselves(kind):
 
 
 @pytest.mark.parametrize("moved", [0, 1])
-def test_words_that_pass_a_recurrent_layer_on_their_way(moved):
-    """What an LSTM says at a place has passed the word there; where that is the answer, it is told."""
-    table, lstm, head = nn.Embedding(20, 16), nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 20)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_words_that_pass_a_recurrent_layer_on_their_way(kind, moved):
+    """What a recurrent layer says at a place has passed the word there; where that is the answer, it is told."""
+    table, recurrent, head = nn.Embedding(20, 16), kind(16, 16, batch_first=True), nn.Linear(16, 20)
 
     def step():
         tokens = torch.randint(20, (16, 9))
-        said = head(lstm(table(tokens[:, : 9 - moved]))[0])
+        said = head(recurrent(table(tokens[:, : 9 - moved]))[0])
         return F.cross_entropy(said.transpose(1, 2), tokens[:, moved:])
 
-    found = told(nn.ModuleList([table, lstm, head]), step, steps=12)
+    found = told(nn.ModuleList([table, recurrent, head]), step, steps=12)
     assert ((IssueType.BAD_TARGETS, "targets are the inputs") in found) == (moved == 0)
+
+
+class _Translator(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.given, self.asked = nn.Embedding(20, 16), nn.Embedding(20, 16)
+        self.reads, self.writes = kind(16, 16, batch_first=True), kind(16, 16, batch_first=True)
+        self.head = nn.Linear(16, 20)
+
+    def forward(self, given, asked):
+        state = self.reads(self.given(given))[1]
+        return self.head(self.writes(self.asked(asked), state)[0])
+
+
+@pytest.mark.parametrize("task", ["says what it was given again", "writes something else"])
+@pytest.mark.parametrize("moved", [True, False])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_decoder_that_is_given_the_words_it_is_to_write(kind, moved, task):
+    """Where they were to be the words before, it copies; what only the encoder read has to pass its state."""
+    model = _Translator(kind)
+
+    def step():
+        given = torch.randint(1, 20, (16, 6))
+        wanted = given if task.startswith("says") else given.flip(1)
+        before = torch.cat([torch.zeros(16, 1, dtype=torch.int64), wanted[:, :-1]], dim=1)
+        return F.cross_entropy(model(given, before if moved else wanted).transpose(1, 2), wanted)
+
+    found = told(model, step, steps=12)
+    assert ((IssueType.BAD_TARGETS, "targets are the inputs") in found) == (not moved)
 
 
 @pytest.mark.parametrize("last", ["linear", "convolution"])
