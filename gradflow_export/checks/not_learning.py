@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
@@ -23,7 +24,7 @@ from gradflow_export.rules.evidence import (
     still_falls,
 )
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import solved
+from gradflow_export.rules.signals import solved, warms_up
 
 BATCH_FOR_TIME = "batch taken for time"
 """Cause of a model that takes the samples of a batch for the steps of a sequence."""
@@ -184,8 +185,8 @@ class NotLearning(Check):
         level = constant_level(history)
         most = level if history.seen >= self.patient else np.nan
         falls = solved(history) or still_falls(history, most=most) or (worst > self.wild and fell(history))
-        term = past(history, "loss.over_constant", sites[0]) if known and len(sites) == 1 else np.zeros(0)
-        if len(term) and not history.run("loss").first <= self.beside * term[0] * level:  # a penalty, too, may fall
+        term = self._beside_more(history) if known else np.zeros(0)
+        if len(term):
             falls = fall(term[len(term) // 3 :]) >= self.falls
         whole = known and len(shares) == len(sites) and not falls
         if not whole:
@@ -194,6 +195,10 @@ class NotLearning(Check):
             worst = max(shares.values(), default=0.0)
         if not shares or (whole and self._best(history) < self.lost * constant_level(history)):
             return ()
+        rate = history.run("learning_rate")
+        rises = f"the learning rate is still rising, {number(rate.last)} so far: shorten the warm-up; or " * warms_up(
+            history
+        )
         layers, part = (("",), "the loss") if whole else (tuple(shares), f"the loss at {some(tuple(shares))}")
         return (
             Finding(
@@ -204,7 +209,7 @@ class NotLearning(Check):
                 self.level,
                 f"After {history.seen} steps {part} is {number(100 * worst)} % of that of the best constant prediction"
                 f"{_SO_FAR[bool(whole)]}",
-                _FIT_FIRST if whole else _WEIGH,
+                rises + (_FIT_FIRST if whole else _WEIGH),
                 urgent=history.seen >= 2 * self.patient,  # where few steps are read, patience would take as many again
                 follows_from=OTHERS,
             ),
@@ -215,8 +220,9 @@ class NotLearning(Check):
         now = median(history.run("loss").values[-self.readings :])
         if issue.cause == _OPEN and now < issue.threshold * constant_level(history):
             return True
-        if issue.layer:
-            shares = past(history, "loss.over_constant", issue.layer)[-self.readings :]
+        term = self._beside_more(history)
+        if issue.layer or len(term):
+            shares = (past(history, "loss.over_constant", issue.layer) if issue.layer else term)[-self.readings :]
             return len(shares) == self.readings and bool(shares.max() < issue.threshold)
         if issue.cause != _OPEN and self.lasts(issue, history):
             return False
@@ -269,6 +275,13 @@ class NotLearning(Check):
                 follows_from=OTHERS,
             ),
         )
+
+    def _beside_more(self, history: History) -> npt.NDArray[np.float64]:
+        """Return the readings of the one known term of a loss that began far above it: a penalty, too, may fall."""
+        sites = history.at_sites("loss.over_constant").sites
+        term = past(history, "loss.over_constant", sites[0]) if len(sites) == 1 else np.zeros(0)
+        more = len(term) > 0 and not history.run("loss").first <= self.beside * term[0] * constant_level(history)
+        return term if more else np.zeros(0)
 
     def _best(self, history: History) -> float:
         """Return the lowest level that the loss ever had."""

@@ -182,6 +182,8 @@ class LearningRate(Rule):
             f"a step changes the weights by {number(100 * ratio)} % of their norm, {why}; after {history.seen} steps "
             f"the loss went from {number(first)} to {number(now)}."
         )
+        if 0.0 < (left := record.value("gradient.clip_scale") or 0.0) < self.tight:
+            message += f" Clipping leaves {number(100 * left)} % of the gradient."
         # A plateau that plain gradient descent leaves late may look like agreement, at steps of a usual size.
         found = _rate_finding(
             Severity.MEDIUM if ratio < 5 * self.timid else Severity.LOW, ratio, self.timid, message,

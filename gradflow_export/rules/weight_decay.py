@@ -125,9 +125,9 @@ class WeightDecay(Rule):
                 ("",),
                 typical,
                 self.shrunk,
-                f"{number(100 * share)} % of the weights lost half of their norm or more within "
-                f"{min(self.steps, history.seen)} steps (typically {number(typical)} is left): weight decay shrinks "
-                f"them faster than they learn{', and is as large as their gradient' if held else ''}.",
+                f"the weights shrink: typically {number(typical)} of their norm is left after "
+                f"{min(self.steps, history.seen)} steps, and {number(100 * share)} % of them lost half of it or more. "
+                f"Weight decay pulls them faster than they learn{', and as hard as their gradient' if held else ''}.",
                 "lower weight_decay: 0.01 is usual for AdamW, 1e-4 for SGD and Adam; or lower the factor of a "
                 "weight penalty in the loss.",
                 since=since,

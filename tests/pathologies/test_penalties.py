@@ -1,10 +1,11 @@
 """Penalties that give many tensors the same gradient."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from gradflow_export import Exporter, IssueType, MemoryWriter
+from gradflow_export import Exporter, IssueType, MemoryWriter, Severity
 
 
 def test_tensors_that_a_penalty_alone_moves_alike_are_no_copies():
@@ -24,3 +25,25 @@ def test_tensors_that_a_penalty_alone_moves_alike_are_no_copies():
             (loss if step < 20 else 0 * loss + penalty).backward()
             optimizer.step()
     assert [issue for issue in exporter.issues if issue.issue_type is IssueType.DESYNC] == []
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("factor", "learns"), [(1e-4, True), (1.0, False)])
+def test_a_penalty_that_falls_does_not_hide_that_nothing_is_learned(factor, learns, seed, optimizer):
+    """The loss as a whole falls far; the term that is of data stays where a constant would have it."""
+    torch.manual_seed(seed)
+    truth = torch.randn(25, 3)
+    model = nn.Sequential(nn.Linear(25, 40), nn.ReLU(), nn.Linear(40, 3))
+    steps = optimizer(model.parameters(), 3e-3 if optimizer is torch.optim.Adam else 1e-2)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, verbose=0) as exporter:
+        exporter.watch()
+        for _ in range(260):
+            x = torch.randn(32, 25)
+            loss = functional.cross_entropy(model(x), (x @ truth).argmax(1)) + factor * model[0].weight.abs().sum()
+            steps.zero_grad()
+            loss.backward()
+            steps.step()
+    told = [i for i in exporter.issues if i.issue_type is IssueType.NOT_LEARNING and i.severity >= Severity.MEDIUM]
+    assert bool(told) is not learns
+    assert [issue.healed_step for issue in told if issue.healed_step is not None] == []

@@ -198,3 +198,18 @@ def test_what_the_user_chose_does_not_grow():
     chosen = Schedule(1, {"blocks": 50})
     large = chosen.for_sites({"blocks": 5_000})
     assert all(("blocks" in large.due(step)) == ("blocks" in chosen.due(step)) for step in range(1, 400))
+
+
+def test_inputs_are_read_in_the_first_hundreds_of_steps_whatever_a_budget_leaves():
+    """By default alone: a budget that the user set is kept; the first step from any on is what comes next."""
+    usual, shown = Schedule(), Schedule(shown=True)
+    wanted = [step for step in range(101, 401) if step % 25 == 0]
+    for spacing in (1, 3, 16, 64, 4096):
+        for plan in (usual, shown):
+            recorded = [step for step in range(101, 600) if plan.recorded(step, spacing)]
+            assert recorded == [s for s in range(101, 600) if s % spacing == 0 or (plan is shown and s in wanted)]
+            for step in range(101, 500):
+                after = [s for s in range(step, 3 * 4096) if plan.recorded(s, spacing)]
+                assert plan.next_recorded(step, spacing) == after[0]
+        assert all("inputs" in shown.due(step, stretch=64.0, spacing=1) for step in wanted)
+    assert not any(usual.shows(step) for step in range(600))

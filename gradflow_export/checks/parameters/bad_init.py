@@ -193,7 +193,9 @@ class BadInit(Check):
             name = f"{site}.weight" if site else "weight"
             gain, classes = known.get(name, 0.0), seen(record, "loss.choice", site) or 0.0
             share = (seen(record, "loss.constant", site) or 0.0) / math.log(classes) if classes > 1 else 0.0
-            sure, now = times * share, (seen(record, "loss.over_constant", site) or 0.0) * share
+            # Where one class came alone at first, the first that could be compared with a constant is no initial loss.
+            begun = history.run("loss").first / math.log(classes) if classes > 1 else 0.0
+            sure, now = min(times * share, begun), (seen(record, "loss.over_constant", site) or 0.0) * share
             if times >= self.head and gain >= self.gain:
                 yield _finding(
                     Severity.MEDIUM,
