@@ -80,6 +80,7 @@ class Schedule:
         begun: Steps that were completed before the session: what resumes is read as densely as what begins.
         shown: Whether inputs are read in the first hundreds of steps whatever a budget leaves.
         settled: Last step of the dense start.
+        shown_until: Last step at which inputs may be read whatever a budget leaves; 0 where none is.
     """
 
     every: int = 1
@@ -91,11 +92,13 @@ class Schedule:
     shown: bool = False
     chosen: frozenset[str] = field(init=False)
     settled: int = field(init=False, repr=False, compare=False, default=SETTLING_STEPS)
+    shown_until: int = field(init=False, repr=False, compare=False, default=0)
     _rare: int = field(init=False, repr=False, compare=False, default=1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "chosen", frozenset(self.intervals))
         object.__setattr__(self, "settled", self.begun + SETTLING_STEPS)
+        object.__setattr__(self, "shown_until", (self.begun + SHOWN_STEPS) * self.shown)
         _check_interval("every", self.every)
         for name, interval in self.intervals.items():
             if name not in self.known:
@@ -136,8 +139,7 @@ class Schedule:
 
     def shows(self, step: int) -> bool:
         """Return whether a step after the dense start makes a record whatever a budget leaves, to read inputs."""
-        due = self.shown and self.settled < step <= self.begun + SHOWN_STEPS
-        return due and step % SHOWN_INTERVAL == 0 and step % self.every == 0
+        return self.settled < step <= self.shown_until and step % SHOWN_INTERVAL == 0 and step % self.every == 0
 
     def next_recorded(self, step: int, spacing: int = 1) -> int:
         """Return the first step from this one on that makes a record."""

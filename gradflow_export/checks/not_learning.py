@@ -112,7 +112,6 @@ class NotLearning(Check):
         readings: Number of readings used, of the later half of the steps.
         few: Minimum number of these readings.
         beside: Multiple of its known term above which the first loss holds a penalty too.
-        falls: Minimum z-score of a fall of that term, where it does.
         heal: High, because a fall by chance over a few readings is not learning.
     """
 
@@ -131,7 +130,6 @@ class NotLearning(Check):
     readings: int = 5
     few: int = 2
     beside: float = 2.0
-    falls: float = 2.5
     heal: int = 15
 
     late: ClassVar[bool] = True
@@ -185,9 +183,9 @@ class NotLearning(Check):
         level = constant_level(history)
         most = level if history.seen >= self.patient else np.nan
         falls = solved(history) or still_falls(history, most=most) or (worst > self.wild and fell(history))
-        term = self._beside_more(history) if known else np.zeros(0)
+        term = _beside_more(history, self.beside) if known else np.zeros(0)
         if len(term):
-            falls = fall(term[len(term) // 3 :]) >= self.falls
+            falls = fall(term[len(term) // 3 :]) >= 2.5
         whole = known and len(shares) == len(sites) and not falls
         if not whole:
             parts = {} if known and len(sites) == 1 else shares
@@ -220,7 +218,7 @@ class NotLearning(Check):
         now = median(history.run("loss").values[-self.readings :])
         if issue.cause == _OPEN and now < issue.threshold * constant_level(history):
             return True
-        term = self._beside_more(history)
+        term = _beside_more(history, self.beside)
         if issue.layer or len(term):
             shares = (past(history, "loss.over_constant", issue.layer) if issue.layer else term)[-self.readings :]
             return len(shares) == self.readings and bool(shares.max() < issue.threshold)
@@ -276,13 +274,6 @@ class NotLearning(Check):
             ),
         )
 
-    def _beside_more(self, history: History) -> npt.NDArray[np.float64]:
-        """Return the readings of the one known term of a loss that began far above it: a penalty, too, may fall."""
-        sites = history.at_sites("loss.over_constant").sites
-        term = past(history, "loss.over_constant", sites[0]) if len(sites) == 1 else np.zeros(0)
-        more = len(term) > 0 and not history.run("loss").first <= self.beside * term[0] * constant_level(history)
-        return term if more else np.zeros(0)
-
     def _best(self, history: History) -> float:
         """Return the lowest level that the loss ever had."""
         losses = history.run("loss").whole()[1]
@@ -307,6 +298,14 @@ class NotLearning(Check):
             or (len(goes) > 0 and float(goes.sum()) >= self.sure * len(goes) ** 0.5)
             or self._plays(history, site)
         )
+
+
+def _beside_more(history: History, beside: float) -> npt.NDArray[np.float64]:
+    """Return the readings of the one known term of a loss that began far above it: a penalty, too, may fall."""
+    sites = history.at_sites("loss.over_constant").sites
+    term = past(history, "loss.over_constant", sites[0]) if len(sites) == 1 else np.zeros(0)
+    more = len(term) > 0 and not history.run("loss").first <= beside * term[0] * constant_level(history)
+    return term if more else np.zeros(0)
 
 
 @dataclass(frozen=True, kw_only=True)

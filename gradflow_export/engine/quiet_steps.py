@@ -40,11 +40,12 @@ class QuietSteps:
     Attributes:
         steps: Counts them.
         lapped: The last step whose time was taken.
+        fixed: Whether that step was recorded whatever the budget leaves.
     """
 
     def __init__(self, loop: TrainingLoop, guard: Guard) -> None:
         self.steps = PassedSteps()
-        self.lapped = 0
+        self.lapped, self.fixed = 0, True
         self._loop, self._guard = loop, guard
         self._resting = contextlib.ExitStack()
         self._glances: weakref.WeakKeyDictionary[Optimizer, Glance] = weakref.WeakKeyDictionary()
@@ -165,7 +166,8 @@ class QuietSteps:
         fixed = loop.steps <= loop.schedule.settled
         spent = self._guard.spent
         pace = loop.pace
-        shows = loop.schedule.shows(loop.steps)
+        shows = loop.steps <= loop.schedule.shown_until and loop.schedule.shows(loop.steps)
+        self.fixed = fixed or shows
         return loop.clock.lap(
             now, spent, sampled=sampled, steps=steps, worker=pace.spent, fixed=fixed, shows=shows, credit=pace.on_credit
         )

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -34,6 +34,8 @@ from gradflow_export.records.step_record import Issue, Note
 from gradflow_export.schedule import Schedule
 
 _log = logging.getLogger("gradflow_export")
+
+Looks = Sequence[Callable[[OptimizerStep], object]]
 
 TOLD = 1000
 """Issues of others that may wait for a record; the oldest go first."""
@@ -69,7 +71,7 @@ class TrainingLoop:
         self._players = Players(
             self.partners, instruments.loss, instruments.clipping, instruments.hooked, guard.part("loss")
         )
-        self._due: frozenset[str] = frozenset()
+        self.due: frozenset[str] = frozenset()
         self.recorded, self._told = True, False
         self._compare = guard.part("fingerprints")(partial(_compare, Fingerprints(), self))
         self.clock = StepClock()
@@ -78,14 +80,15 @@ class TrainingLoop:
         self._asked = Asked(instruments, schedule.intervals, part)
         self._drain_clipping = draining(instruments.clipping, part("clipping"))
         self._used = UsedGradients(instruments.gradients, instruments.clipping, instruments.armed, part)
-        self._read_gradients = part("gradients")(self._used.read)
+        self.read_gradients = part("gradients")(self._used.read)
         self._end_gradients = part("gradients")(self._used.end)
         self._looks = frozenset(each.instrument for each in instruments.stepped)
         self._look_before = guarded(instruments.stepped, "before", part)
         self._look_after = guarded(instruments.stepped, "after", part)
         by_hand = [each for each in instruments.stepped if each.by_hand]
         self._hand_before, self._hand_after = guarded(by_hand, "before", part), guarded(by_hand, "after", part)
-        self._at_pass = guarded([each for each in instruments.stepped if each.at_pass], "before", part)
+        at_pass = guarded([each for each in instruments.stepped if each.at_pass], "before", part)
+        hand.on_pass, hand.on_step = partial(_read_pass, self, at_pass), self.step_by_hand
         self.owned_by_hand: Owned | None = None
         self._numbers = gathered(instruments.armed, "numbers", part)
         self._complete = gathered(instruments.armed, "complete", part)
@@ -97,7 +100,6 @@ class TrainingLoop:
         """Attach all instruments and plan the first step; closing the returned stack undoes it."""
         self.instruments.blocks.store.on_backward = self.notice_lonely
         self.instruments.loss.on_pass = partial(self.notice_lonely, begins=True)
-        self.hand.on_pass, self.hand.on_step = self._read_pass, self.step_by_hand
         with self.hand.attach() as stack:
             # First of all hooks, so that what other instruments do after the step does not count as the step's time.
             for each in self.instruments.hooked:
@@ -123,7 +125,7 @@ class TrainingLoop:
         if step.closure:
             self.instruments.loss.passes.enter()
         else:
-            self._read_gradients(step, self._due)
+            self.read_gradients(step, self.due)
         if self._looks_at(step):
             for look in self._look_before:
                 look(step)
@@ -151,7 +153,7 @@ class TrainingLoop:
     def _read_after(self, step: OptimizerStep, rates: list[float]) -> None:
         """Read what only shows once an optimizer has stepped."""
         if step.closure:  # it holds the backward pass: gradients are there now, and the step cannot be timed
-            self._read_gradients(step, self._due)
+            self.read_gradients(step, self.due)
         else:
             self._stepped_for += time.perf_counter() - self._step_began
         if self._used.waits:
@@ -163,7 +165,7 @@ class TrainingLoop:
 
     def _looks_at(self, step: OptimizerStep) -> bool:
         """Whether instruments around this step look at it: one is due, or the optimizer may be new to them."""
-        return not self.partners.is_sole(step.optimizer) or not self._looks.isdisjoint(self._due)
+        return not self.partners.is_sole(step.optimizer) or not self._looks.isdisjoint(self.due)
 
     def skip(self, step: OptimizerStep) -> None:
         """Forget the overflowed gradients of a step that a gradient scaler skipped; the loss counts."""
@@ -192,15 +194,6 @@ class TrainingLoop:
         for look in self._hand_before:
             look(step)
 
-    def _read_pass(self, model: nn.Module, again: bool) -> None:
-        """Read gradients at the end of a backward pass, where no optimizer has stepped yet."""
-        if self.recorded:
-            step = _by_hand(self, model)
-            self._read_gradients(step, self._due, again=again)
-            # Where gradients are returned by autograd.grad, none tells which parameters are connected.
-            for look in self._at_pass if any(p.grad is not None for p in step.owned.parameters) else ():
-                look(step)
-
     def finish(self, *, last: bool = False) -> None:
         """Hand over a step that is still open, or what was seen since the last one that cannot wait for the next."""
         self.hand.look()
@@ -214,8 +207,8 @@ class TrainingLoop:
 
     def notice_lonely(self, *, begins: bool = False) -> None:
         """Count a backward pass once, as it begins; those that lead to no step make a record for the rules."""
-        if self._due and self.instruments.loss.passes.begun >= MOST_READ:
-            self._due = self.instruments.give_up()
+        if self.due and self.instruments.loss.passes.begun >= MOST_READ:
+            self.due = self.instruments.give_up()
         if begins and self.hand.on:
             self.hand.begin()
         # What reaches a block while a pass is under way belongs to that pass.
@@ -261,19 +254,18 @@ class TrainingLoop:
         self.steps += 1
         planned = self.pace.end()
         if bundle is not None and self.recorded:
-            times = {**self.quiet.lap(self._collected, sampled=bool(self._due)), **planned}
-            if "blocks" in self._due:
+            times = {**self.quiet.lap(self._collected, sampled=bool(self.due)), **planned}
+            if "blocks" in self.due:
                 self.instruments.blocks.calls.notice_silence()
             bundle.scalars = scalars = {**bundle.scalars, **times}
             if self._stepped_for > 0:
                 scalars["runtime.optimizer_time"] = self._stepped_for
             if self.optimizers is not None and self.optimizers.skipped:
                 scalars["runtime.skipped"] = float(self.optimizers.skipped)
-            planned_so = self.steps <= self.schedule.settled or self.schedule.shows(self.steps)
-            bundle.kind = None if planned_so else self.pace.kind(bool(self._due))
+            bundle.kind = None if self.quiet.fixed else self.pace.kind(bool(self.due))
             drained: Drained = []
             for name, complete in self._complete:
-                if name in self._due:
+                if name in self.due:
                     complete(drained.extend)
             if drained:
                 self._transfer(drained, bundle)
@@ -290,13 +282,13 @@ class TrainingLoop:
             step, self.schedule, spacing=spacing, stretch=stretch, paused=self.paused, alone=self.alone
         )
         self.instruments.clipping.recorded = self.recorded
-        was, self._due = self._due, frozenset()
+        was, self.due = self.due, frozenset()
         if self.recorded:
             passed = self.pace.passed(self.schedule, self.clock.spacing)
-            self._due = self.schedule.due(step, **self.pace.wants, stretch=stretch, spacing=passed)
-        self._asked.plan(self._due, was)
-        if was or self._due or not self.steps:  # else everything is off already
-            self.instruments.arm(self._due)
+            self.due = self.schedule.due(step, **self.pace.wants, stretch=stretch, spacing=passed)
+        self._asked.plan(self.due, was)
+        if was or self.due or not self.steps:  # else everything is off already
+            self.instruments.arm(self.due)
 
 
 def _pack(drained: Drained, bundle: Bundle) -> None:
@@ -309,6 +301,16 @@ def _by_hand(loop: TrainingLoop, model: nn.Module) -> OptimizerStep:
     if known is None or known.sites != owned.sites or [*map(id, known.parameters)] != [*map(id, owned.parameters)]:
         loop.owned_by_hand = known = owned
     return OptimizerStep(loop, known, closure=False, scale=None)
+
+
+def _read_pass(loop: TrainingLoop, looks: Looks, model: nn.Module, again: bool) -> None:
+    """Read gradients at the end of a backward pass, where no optimizer has stepped yet."""
+    if loop.recorded:
+        step = _by_hand(loop, model)
+        loop.read_gradients(step, loop.due, again=again)
+        # Where gradients are returned by autograd.grad, none tells which parameters are connected.
+        for look in looks if any(p.grad is not None for p in step.owned.parameters) else ():
+            look(step)
 
 
 def _learning_rates(optimizer: object) -> list[float]:

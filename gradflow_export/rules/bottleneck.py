@@ -103,11 +103,13 @@ class RankBottleneck(Rule):
     """Report the first block whose output has a far lower effective rank than its input.
 
     Not reported: a narrow code that fits its data, because the dropped directions carried no information; an output of
-    as high a rank as there are directions, two or more, that hold most of the targets' variance; a layer whose
-    output goes to the loss, because the task sets its width; and one on a branch, such as the scores of attention
-    pooling, where what the branch is fed with reaches the loss by another way too. Where the graph was not read, a
-    chain counts as reaching the loss. If the following layers have an even lower rank, the network narrows towards its
-    output, as with pooling and few classes; this counts only if the loss was read and does not fall.
+    as high a rank as there are directions, two or more, that hold most of the targets' variance; a layer whose output
+    goes to the loss, because the task sets its width; and one on a branch, such as the scores of attention pooling,
+    where what the branch is fed with reaches the loss by another way too.
+
+    Where the graph was not read, a chain counts as reaching the loss. If the following layers have an even lower rank,
+    the network narrows towards its output, as with pooling and few classes; this counts only if the loss was read and
+    does not fall.
 
     A low rank at the end of training is expected for classification (neural collapse, Papyan et al. 2020, PNAS 117), so
     the rule does not apply once the loss is solved. A layer that starts at 0 gains its rank step by step and must have

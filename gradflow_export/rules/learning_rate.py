@@ -38,8 +38,7 @@ class LearningRate(Rule):
     at updates below ``timid`` no better than a constant's. Or even along the gradient, a tenth less loss would take
     ``steps`` steps, where ``L / (||g|| ||update||)`` is the number of steps to zero loss along the tangent.
 
-    Where clipping leaves less than ``tight`` of the gradient, and updates are as large as that allows, its limit is
-    named; adaptive optimizers undo clipping.
+    Where clipping leaves less than ``tight`` of the gradient and limits updates, it is named; Adam and others undo it.
 
     Decayed: the rate has been below a thousandth of its maximum for longer than above, the loss is still high and falls
     no further; or for a third of that time, at more than half of the first loss, if it fell until the rate did.
