@@ -302,10 +302,10 @@ class NotLearning(Check):
 
 def _beside_more(history: History, beside: float) -> npt.NDArray[np.float64]:
     """Return the readings of the one known term of a loss that began far above it: a penalty, too, may fall."""
-    sites = history.at_sites("loss.over_constant").sites
-    term = past(history, "loss.over_constant", sites[0]) if len(sites) == 1 else np.zeros(0)
-    more = len(term) > 0 and not history.run("loss").first <= beside * term[0] * constant_level(history)
-    return term if more else np.zeros(0)
+    series = history.at_sites("loss.over_constant")
+    if len(series.sites) != 1 or not history.run("loss").first > beside * series.first[0] * constant_level(history):
+        return np.zeros(0)
+    return past(history, "loss.over_constant", series.sites[0])
 
 
 @dataclass(frozen=True, kw_only=True)
