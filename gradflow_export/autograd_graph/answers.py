@@ -37,6 +37,7 @@ class Answer:
 
     Attributes:
         rows: Each sample, or place, a row of its scores.
+        in_order: Whether the rows hold the scores in the order of the output.
         beside: What entered for some samples, and what the model said of them, for the worker.
         take: Called with its gradient, in the same shape.
     """
@@ -44,7 +45,7 @@ class Answer:
     def __init__(self, output: Tensor, rows: Tensor, beside: Drained) -> None:
         # What made it would hold the graph, and what the user has let go; the output may be gone before its loss.
         self._number = torch_private.sequence_number(output.grad_fn)
-        self.rows, self.beside = rows, beside
+        self.rows, self.beside, self.in_order = rows, beside, output.dim() <= 3
         self.take: Callable[[Tensor], None] | None = None
 
     def node_behind(self, root: Any) -> Any:
@@ -104,6 +105,15 @@ class Answers:
     def over(self) -> None:
         """Forget what was asked before a loss that has been seen; answers without a gradient may have another."""
         self._questions = []
+
+    def said(self, root: Any) -> dict[Any, Tensor]:
+        """Return what the calls gave out that a loss is of, a row for each sample, by the nodes that made it.
+
+        Args:
+            root: The last node of the loss.
+        """
+        found = ((each.node_behind(root), each.rows) for each in self.given if each.in_order)
+        return {node: rows for node, rows in found if node is not None}
 
     def asked(self, count: int) -> Tensor | None:
         """Return what the model was last given, a row for each of so many answers; ``None`` where it has other rows."""

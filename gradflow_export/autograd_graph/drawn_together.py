@@ -134,4 +134,4 @@ def _takes_from_outside(node: Node) -> bool:
     if kind in {Op.MUL, Op.DIV}:
         other = saved(node, "self" if given[0] is None else "other")
         return other is not None and other.numel() > 1
-    return kind in {*_COMPARES, Op.ADD, Op.RSUB, Op.XLOGY}
+    return kind in {*_COMPARES, Op.ADD, Op.RSUB, Op.SUB, Op.XLOGY}

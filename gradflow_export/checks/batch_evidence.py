@@ -22,7 +22,17 @@ from gradflow_export.checks.batch_pool import Found, Remembered
 from gradflow_export.checks.layers.redundant import Pair, pairs_of
 from gradflow_export.checks.leaked_columns import LastSteps
 from gradflow_export.checks.same_batch import Draws
-from gradflow_export.checks.target_reader import among_samples, by_hand, same_words, signs, weighted
+from gradflow_export.checks.target_reader import (
+    NOTHING,
+    Said,
+    among_samples,
+    by_hand,
+    choices,
+    is_answer,
+    same_words,
+    signs,
+    weighted,
+)
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.members import members
@@ -122,13 +132,14 @@ class InputInstrument(Reader):
             terms = [term for term in (*terms, *forms) if 0 not in shape_of(term.behind)]  # of no samples
             alone = [is_alone(root.grad_fn, term.node) for term in terms]
             every = Layers() if all(alone) else layers_behind(root.grad_fn, names, turned, root.grad_fn)
+            said = self._answers.said(root.grad_fn) if any(term.predictions is None for term in terms) else NOTHING
             for term, single in zip(terms, alone, strict=True):
                 layers = layers_behind(term.behind, names, turned, root.grad_fn)
                 self._beside |= layers.beside
                 layers.foreign |= self._beside
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 layers.first = entering(layers.first, states)
-                self._take(term, layers, pairs, every, whole=whole, single=single)
+                self._take(term, layers, pairs, every, said, whole=whole, single=single)
             known = any(term.targets is not None for term in terms)
             given = [] if known else [(each, each.node_behind(root.grad_fn)) for each in self._answers.given]
             for answer, node in (pair for pair in given if pair[1] is not None):
@@ -181,12 +192,13 @@ class InputInstrument(Reader):
         self._out += self._draws.see(first, None)
 
     def _take(
-        self, term: Term, layers: Layers, pairs: tuple[Pair, ...], every: Layers, *, whole: bool, single: bool
-    ) -> None:
+        self, term: Term, layers: Layers, pairs: tuple[Pair, ...], every: Layers, said: Said, *,
+        whole: bool, single: bool,
+    ) -> None:  # fmt: skip
         """Copy rows of one term and of the widest input behind it; of ``every`` term, what enters the same layer."""
         if not layers.last and layers.foreign:  # a loss of another network
             return
-        written = by_hand(term) if term.predictions is None and term.kind in {"absolute", "squared"} else None
+        written = by_hand(term, said) if term.predictions is None and term.kind in {"absolute", "squared"} else None
         if written is not None:
             term.predictions, term.targets = written
         count, parts = _pair(term)
@@ -213,8 +225,8 @@ class InputInstrument(Reader):
             shares=term.shares,
             even=term.even,
             count=count,
-            choices=_choices(term) if parts else 0,
-            answers=whole and not layers.foreign and _answers(term),
+            choices=choices(term) if parts else 0,
+            answers=whole and not layers.foreign and is_answer(term),
             mistakes=dict(term.mistakes),
         )
         memory = self._remembered.setdefault(layers.last, Remembered())
@@ -324,13 +336,6 @@ def _some(term: Term) -> bool:
     return term.predictions is not None and term.predictions.numel() < math.prod(shape_of(term.behind))
 
 
-def _choices(term: Term) -> int:
-    """Return among how many each prediction chooses: 1 where scores are no logarithms, 0 where it does not choose."""
-    if term.kind not in PICKED or term.predictions is None:
-        return 0
-    return term.predictions.shape[1] if term.kind == "classes" else 1
-
-
 def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, list[Tensor]]:
     if predictions.dim() < 2 or targets.numel() * predictions.shape[1] != predictions.numel():
         return 0, []
@@ -392,8 +397,3 @@ def _rows_of(entered: Tensor, count: int = 0) -> Tensor:
     if single and count and len(held) % count == 0:
         return held.reshape(count, -1)
     return held.reshape(len(held), -1) if held.dim() > 1 else held.reshape(-1, 1)
-
-
-def _answers(term: Term) -> bool:
-    """Whether predictions are classes, or one number for each sample: a target of more may be the input, or noise."""
-    return term.kind in PICKED or (term.targets is not None and term.targets.shape[:1] == (term.targets.numel(),))

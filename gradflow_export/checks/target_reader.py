@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
@@ -15,6 +16,7 @@ from gradflow_export.autograd_graph.nodes import Op, below, kind_of, sources, th
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.arrays.samples import even_sample
+from gradflow_export.metrics.constants import PICKED
 
 MOST_PRODUCTS = 2**26
 """Products of a last layer that is computed once more, at most."""
@@ -24,6 +26,9 @@ CLASSES = 64
 """Weights of classes that are looked at, at most."""
 LEAST_SAMPLES = 8
 """Samples of a batch of which a loss chooses one for each, at least."""
+Said = Mapping[Node, Tensor]
+"""What a model gave out, by the node that made it."""
+NOTHING: Said = MappingProxyType({})
 _FAR = 4_000
 _IN_ORDER = frozenset(
     (Op.ALIAS, Op.CLONE, Op.RESHAPE_ALIAS, Op.SQUEEZE, Op.TO_COPY, Op.UNSAFE_VIEW, Op.UNSQUEEZE, Op.VIEW)
@@ -55,14 +60,15 @@ _MATRICES = MappingProxyType({Op.ADDMM: 1, Op.LINEAR: 0, Op.MM: 0})
 """Layers that keep rows apart, and which of their arguments these are."""
 
 
-def by_hand(term: Term) -> tuple[Tensor, Tensor] | None:
+def by_hand(term: Term, said: Said = NOTHING) -> tuple[Tensor, Tensor] | None:
     """Return predictions and targets of ``(prediction - target)`` squared or without its sign, as ``F.l1_loss`` is.
 
-    Nothing keeps them but their difference. What the last layer gave out is computed once more from what entered it,
-    where that is little work.
+    Nothing keeps them but their difference. They are what the model gave out, or what its last layer did, which is
+    computed once more from what entered it, where that is little work.
 
     Args:
         term: A loss of which the predictions are not known.
+        said: What the model gave out, by the node that made it.
 
     Returns:
         Both, of one shape; ``None`` where anything else stands between the last layer and the difference.
@@ -71,7 +77,10 @@ def by_hand(term: Term) -> tuple[Tensor, Tensor] | None:
     if difference is None or kind_of(apart) != Op.SUB or getattr(apart, "_saved_alpha", 1) != 1:
         return None
     turned = below(apart) is None
-    out = _given_out(below(apart, int(turned)))
+    made = below(apart, int(turned))
+    while made not in said and kind_of(made) in _IN_ORDER:
+        made = below(made)
+    out = said[made].float() if made in said else _given_out(below(apart, int(turned)))
     if out is None or out.numel() != difference.numel() or out.device != difference.device:
         return None
     out, held = out.reshape(difference.shape), local(difference).to(out.dtype)
@@ -223,3 +232,15 @@ def _sources(node: Node, kind: str, count: int) -> list[Node]:
     if kind == Op.TRANSPOSE:
         return [below(node)] if kind_of(below(node)) in _RECURRENT | {Op.STACK} else []
     return sources(node) if kind in _BY_PLACE else []
+
+
+def choices(term: Term) -> int:
+    """Return among how many each prediction chooses: 1 where scores are no logarithms, 0 where it does not choose."""
+    if term.kind not in PICKED or term.predictions is None:
+        return 0
+    return term.predictions.shape[1] if term.kind == "classes" else 1
+
+
+def is_answer(term: Term) -> bool:
+    """Whether predictions are classes, or one number for each sample: a target of more may be the input, or noise."""
+    return term.kind in PICKED or (term.targets is not None and term.targets.shape[:1] == (term.targets.numel(),))
