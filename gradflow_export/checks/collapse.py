@@ -64,11 +64,14 @@ class Collapse(Check):
     late: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.COLLAPSE,)
     needs: ClassVar[tuple[str, ...]] = ("block.output_spread",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant", "block.output_spread", "block.output_rms")
+    remembers: ClassVar[tuple[str, ...]] = (
+        "loss.over_constant", "loss.samples", "block.output_spread", "block.output_rms",
+    )  # fmt: skip
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the blocks of this record."""
-        if history.seen < self.settle or record.get("block.output_rms") is None:
+        alone = bool((history.at_sites("loss.samples").values[-1:] == 1).any())  # one sample differs from no other
+        if history.seen < self.settle or record.get("block.output_rms") is None or alone:
             return ()
         found = (self._judge(record, history, links) for links in chains(record, "block.output_spread"))
         return tuple(finding for finding in found if finding is not None)
