@@ -63,7 +63,7 @@ class _Balance:
         for _ in range(12):
             node, index = edge
             self.grown.setdefault(("exp", node, index), set()).add((times, power))
-            if not (kind_of(node) in _MOVES | {Op.NEG} or _is_scaled(node)) or kind_of(node) in {Op.CAT, Op.STACK}:
+            if not (kind_of(node) in _MOVES | {Op.NEG} or is_scaled(node)) or kind_of(node) in {Op.CAT, Op.STACK}:
                 return
             place = 0 if below(node) is not None else 1
             power *= sign_of(node, place)
@@ -74,7 +74,7 @@ class _Balance:
     def factor(self, edge: _Edge, times: float, power: float) -> None:
         """Take down one factor of a product: an exponential, a power of a scale, or a scale."""
         node, _ = edge
-        while kind_of(node) in _MOVES - {Op.CAT, Op.STACK} or _is_scaled(node) or _is_even(node, odd=True):
+        while kind_of(node) in _MOVES - {Op.CAT, Op.STACK} or is_scaled(node) or _is_even(node, odd=True):
             place = 0 if below(node) is not None else 1
             edge = edges(node)[place]
             node = edge[0]
@@ -111,7 +111,7 @@ def scales_that_fall(root: Any) -> Node | None:
             _product(balance, node, kind, sign)
         elif kind in {Op.MSE_LOSS, Op.POW} and sign > 0 and (kind == Op.MSE_LOSS or _is_even(node)):
             _inside(balance, edges(node)[0])
-        if kind in _SUMS or _is_scaled(node):
+        if kind in _SUMS or is_scaled(node):
             for place, edge in enumerate(edges(node)):
                 if edge[0] is not None and edge not in seen:
                     seen.add(edge)
@@ -158,7 +158,7 @@ def definite(node: Node) -> float:
         if kind in {Op.CAT, Op.STACK}:
             signs = {definite(source) for source in inputs(node)}
             return sign * signs.pop() if len(signs) == 1 else 0.0
-        if not (kind in _MOVES | {Op.MEAN, Op.NEG, Op.SUM} or _is_scaled(node)):
+        if not (kind in _MOVES | {Op.MEAN, Op.NEG, Op.SUM} or is_scaled(node)):
             return 0.0
         place = 0 if below(node) is not None else 1
         sign *= sign_of(node, place)
@@ -173,7 +173,7 @@ def _is_even(node: Node, *, odd: bool = False) -> bool:
     )
 
 
-def _is_scaled(node: Node) -> bool:
+def is_scaled(node: Node) -> bool:
     """Whether a node multiplies or divides by one number, known to be one."""
     if kind_of(node) not in {Op.DIV, Op.MUL} or (below(node) is not None and below(node, 1) is not None):
         return False

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from gradflow_export.autograd_graph.loss_balance import is_scaled
 from gradflow_export.autograd_graph.loss_domain import sign_of
 from gradflow_export.autograd_graph.loss_shape import SHAPES
-from gradflow_export.autograd_graph.nodes import Op, below, by_number, inputs, kind_of, walk
-from gradflow_export.hooks.backward_listener import saved
+from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of, longest, sources_in
 
 Node = Any
 
@@ -26,25 +26,17 @@ def weights_that_grow(root: Any) -> Node:
     Args:
         root: A scalar with a graph, before its backward pass.
     """
-    waiting, seen = [(root.grad_fn, 1.0)], {root.grad_fn}
-    while waiting and len(seen) < _MOST:
+    waiting, seen, most = [(root.grad_fn, 1.0)], {root.grad_fn}, longest(_MOST)
+    while waiting and len(seen) < most:
         node, sign = waiting.pop()
         if sign < 0 and _is_size(node):
             return node
-        if kind_of(node) in _SUMS or _is_scaled(node):
+        if kind_of(node) in _SUMS or is_scaled(node):
             for index, source in enumerate(inputs(node)):
                 if source is not None and source not in seen:
                     seen.add(source)
                     waiting.append((source, sign * sign_of(node, index)))
     return None
-
-
-def _is_scaled(node: Node) -> bool:
-    """Whether a node multiplies by one number; one on another device, which would have to be waited for, is above 0."""
-    if by_number(node) or kind_of(node) not in {Op.DIV, Op.MUL} or sum(map(bool, inputs(node))) != 1:
-        return by_number(node)
-    other = saved(node, "other") if below(node) is not None else saved(node, "self")
-    return other is not None and other.dim() == 0 and (kind_of(node) == Op.MUL or below(node) is not None)
 
 
 def _is_size(node: Node) -> bool:
@@ -54,6 +46,6 @@ def _is_size(node: Node) -> bool:
         return False
     if kind == Op.POW and (getattr(node, "_saved_exponent", None) or 1) % 2:
         return False
-    made = list(walk([node], most=_MOST))
+    made = sources_in(node, _MOST) or {}  # nothing is proven of a graph that is too long
     weights = [each.variable for each in made if kind_of(each) == Op.LEAF]
     return any(weight.dim() > 1 for weight in weights) and all(kind_of(each) in _WITHIN for each in made)

@@ -163,8 +163,9 @@ class ArrivalInstrument(Reader):
                     del seen.passes[:-MOST_PASSES]
                     waiting[id(parameter)] = seen
                     continue
-                now = None if parameter.grad is None else _size(parameter.grad)
-                there = seen.passes[-1].left if by_hand else now
+                there = seen.passes[-1].left
+                if not by_hand:
+                    there = None if parameter.grad is None else _size(parameter.grad)
                 if there is None:
                     continue
                 where.append(place)

@@ -101,3 +101,11 @@ def test_a_perturbation_that_is_to_stay_small_belongs_to_no_model(model):
             functional.cross_entropy(model(x + attack.grad.sign() * 0.1), y).backward()
             optimizer.step()
     assert [issue for issue in exporter.issues if issue.issue_type is IssueType.WRONG_LOSS] == []
+
+
+@pytest.mark.parametrize("layers", [1, 300, 3000])
+def test_of_a_graph_that_is_too_long_nothing_is_said(layers):
+    """Thousands of weights are no less a penalty; of more than are looked at, nobody knows that they are all."""
+    weights = [nn.Parameter(torch.randn(2, 2)) for _ in range(layers)]
+    found = weights_that_grow(torch.ones(1, requires_grad=True).sum() - torch.stack([w.norm() for w in weights]).norm())
+    assert (found is not None) is (layers < 3000)
