@@ -139,12 +139,13 @@ class Schedule:
 
     def shows(self, step: int) -> bool:
         """Return whether a step after the dense start makes a record whatever a budget leaves, to read inputs."""
-        return self.settled < step <= self.shown_until and step % SHOWN_INTERVAL == 0 and step % self.every == 0
+        return self.settled < step <= self.shown_until and step % math.lcm(SHOWN_INTERVAL, self.every) == 0
 
     def next_recorded(self, step: int, spacing: int = 1) -> int:
         """Return the first step from this one on that makes a record."""
         usual = step if self.recorded(step, spacing) else -(-step // (self.every * spacing)) * self.every * spacing
-        shown = -(-step // SHOWN_INTERVAL) * SHOWN_INTERVAL
+        apart = math.lcm(SHOWN_INTERVAL, self.every)
+        shown = -(-step // apart) * apart
         return min(usual, shown) if self.shows(shown) else usual
 
     def due(

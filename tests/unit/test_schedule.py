@@ -200,16 +200,18 @@ def test_what_the_user_chose_does_not_grow():
     assert all(("blocks" in large.due(step)) == ("blocks" in chosen.due(step)) for step in range(1, 400))
 
 
-def test_inputs_are_read_in_the_first_hundreds_of_steps_whatever_a_budget_leaves():
+@pytest.mark.parametrize("begun", [0, 1010])
+@pytest.mark.parametrize("every", [1, 2, 10, 7, 500])
+def test_inputs_are_read_in_the_first_hundreds_of_steps_whatever_a_budget_leaves(every, begun):
     """By default alone: a budget that the user set is kept; the first step from any on is what comes next."""
-    usual, shown = Schedule(), Schedule(shown=True)
-    wanted = [step for step in range(101, 401) if step % 25 == 0]
-    for spacing in (1, 3, 16, 64, 4096):
+    usual, shown = Schedule(every, begun=begun), Schedule(every, begun=begun, shown=True)
+    steps = range(begun + 101, begun + 600)
+    wanted = [s for s in steps if s <= begun + 400 and s % 25 == 0 and s % every == 0]
+    for spacing in (1, 3, 64, 4096):
         for plan in (usual, shown):
-            recorded = [step for step in range(101, 600) if plan.recorded(step, spacing)]
-            assert recorded == [s for s in range(101, 600) if s % spacing == 0 or (plan is shown and s in wanted)]
-            for step in range(101, 500):
-                after = [s for s in range(step, 3 * 4096) if plan.recorded(s, spacing)]
-                assert plan.next_recorded(step, spacing) == after[0]
-        assert all("inputs" in shown.due(step, stretch=64.0, spacing=1) for step in wanted)
-    assert not any(usual.shows(step) for step in range(600))
+            recorded = [step for step in steps if plan.recorded(step, spacing)]
+            assert recorded == [s for s in steps if s % (every * spacing) == 0 or (plan is shown and s in wanted)]
+            coming = {step: plan.next_recorded(step, spacing) for step in steps}
+            assert all(coming[step] == next((s for s in recorded if s >= step), coming[step]) for step in steps)
+    assert all("inputs" in shown.due(step, stretch=64.0) for step in wanted)
+    assert not any(usual.shows(step) for step in steps)
