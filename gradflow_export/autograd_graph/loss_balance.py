@@ -7,7 +7,7 @@ from typing import Any
 
 from gradflow_export.autograd_graph.loss_domain import sign_of
 from gradflow_export.autograd_graph.loss_shape import SHAPES
-from gradflow_export.autograd_graph.nodes import Op, below, by_number, edges, inputs, kind_of
+from gradflow_export.autograd_graph.nodes import Op, below, by_number, edges, exponent_of, inputs, kind_of
 from gradflow_export.hooks.backward_listener import saved
 
 Node = Any
@@ -167,10 +167,8 @@ def definite(node: Node) -> float:
 
 
 def _is_even(node: Node, *, odd: bool = False) -> bool:
-    exponent = getattr(node, "_saved_exponent", None)
-    return (
-        kind_of(node) == Op.POW and isinstance(exponent, (int, float)) and exponent > 0 and (odd or exponent % 2 == 0)
-    )
+    exponent = exponent_of(node)
+    return exponent > 0 and (odd or exponent % 2 == 0)
 
 
 def is_scaled(node: Node) -> bool:

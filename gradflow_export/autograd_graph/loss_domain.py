@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradflow_export.autograd_graph.nodes import Op, below, by_number, kind_of, sources
+from gradflow_export.autograd_graph.nodes import Op, below, by_number, exponent_of, kind_of, sources
 from gradflow_export.hooks.backward_listener import saved
 
 Node = Any
@@ -54,7 +54,7 @@ def signs_of(node: Node) -> tuple[Tensor, Node] | None:
 
 def _clamped(node: Node) -> tuple[Tensor, Node] | None:
     """Return the labels of ``clamp(margin - labels * scores, min=0)``, squared or not."""
-    if kind_of(node) == Op.POW and getattr(node, "_saved_exponent", None) == 2:
+    if exponent_of(node) == 2:
         node = below(node)
     kind = kind_of(node)
     limited = kind in {Op.CLAMP, Op.CLAMP_MIN} and getattr(node, "_saved_min", None) == 0

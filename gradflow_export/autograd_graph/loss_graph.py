@@ -28,7 +28,7 @@ from gradflow_export.autograd_graph.loss_shape import (
     twice,
     weighs_samples,
 )
-from gradflow_export.autograd_graph.nodes import Op, below, by_number, inputs, is_variant, kind_of, sources
+from gradflow_export.autograd_graph.nodes import Op, below, by_number, exponent_of, inputs, is_variant, kind_of, sources
 from gradflow_export.autograd_graph.picked_loss import picked_loss
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.metrics.constants import Kind
@@ -351,7 +351,7 @@ def _by_hand(node: Node, kind: str) -> Term | None:
     product = crossed_product(node) if kind == Op.MUL else None
     if product is not None:
         return Term("soft", node, product[0], mistakes={BROADCAST: float(product[1])})
-    squared = (kind == Op.MUL and first is second) or (kind == Op.POW and getattr(node, "_saved_exponent", None) == 2)
+    squared = (kind == Op.MUL and first is second) or exponent_of(node) == 2
     if not (squared or kind == Op.ABS) or kind_of(first) not in {Op.SUB, Op.RSUB}:
         return None
     inner = sources(first)

@@ -191,6 +191,12 @@ def by_number(node: Node) -> bool:
     return is_variant(node, Op.MUL, 1) or is_variant(node, Op.DIV, 1)
 
 
+def exponent_of(node: Node) -> float:
+    """Return the plain number that a power has; NaN for any other node, and where the exponent is a tensor."""
+    exponent = getattr(node, "_saved_exponent", None) if kind_of(node) == Op.POW else None
+    return float(exponent) if isinstance(exponent, (int, float)) else math.nan
+
+
 def edges(node: Node) -> tuple[Edge, ...]:
     """Return by argument what it came from; the node of an edge is ``None`` for an argument without a graph."""
     found: tuple[Edge, ...] = getattr(node, "next_functions", ())

@@ -7,7 +7,7 @@ from typing import Any
 from gradflow_export.autograd_graph.loss_balance import is_scaled
 from gradflow_export.autograd_graph.loss_domain import sign_of
 from gradflow_export.autograd_graph.loss_shape import SHAPES
-from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of, longest, sources_in
+from gradflow_export.autograd_graph.nodes import Op, below, exponent_of, inputs, kind_of, longest, sources_in
 
 Node = Any
 
@@ -44,7 +44,7 @@ def _is_size(node: Node) -> bool:
     kind = kind_of(node)
     if kind not in _SIZES or (kind == Op.MUL and below(node) is not below(node, 1)):
         return False
-    if kind == Op.POW and (getattr(node, "_saved_exponent", None) or 1) % 2:
+    if kind == Op.POW and exponent_of(node) % 2:
         return False
     made = sources_in(node, _MOST) or {}  # nothing is proven of a graph that is too long
     weights = [each.variable for each in made if kind_of(each) == Op.LEAF]

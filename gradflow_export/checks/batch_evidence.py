@@ -17,20 +17,27 @@ from gradflow_export.autograd_graph.handwritten_loss import forms_of
 from gradflow_export.autograd_graph.layer_graph import FirstLayer, Layers, calls_of, entering, layers_behind, widest
 from gradflow_export.autograd_graph.loss_graph import Term, terms_of
 from gradflow_export.autograd_graph.loss_shape import shape_of
+from gradflow_export.autograd_graph.met_numbers import Met, met_numbers
 from gradflow_export.autograd_graph.nodes import is_alone
-from gradflow_export.checks.batch_pool import Found, Remembered
+from gradflow_export.checks.answer_reader import Aim, Found
+from gradflow_export.checks.batch_pool import Remembered
 from gradflow_export.checks.layers.redundant import Pair, pairs_of
 from gradflow_export.checks.leaked_columns import LastSteps
 from gradflow_export.checks.same_batch import Draws
 from gradflow_export.checks.target_reader import (
+    FEATURES,
     NOTHING,
+    ROWS,
     Said,
     among_samples,
     by_hand,
     choices,
     is_answer,
+    rows_of,
     same_words,
     signs,
+    some_rows,
+    thinned,
     weighted,
 )
 from gradflow_export.hooks import torch_private
@@ -42,8 +49,6 @@ from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.constants import PICKED
 from gradflow_export.records.loss_mistakes import RELU_BEFORE_CE, SOFTMAX_OVER_BATCH, WITH_ITSELF
 
-ROWS = 256
-FEATURES = 256
 OUTPUTS = 64
 _ACTIVATIONS = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus,
@@ -146,7 +151,8 @@ class InputInstrument(Reader):
                 layers = layers_behind(node, names, turned, root.grad_fn)
                 layers.first = entering(layers.first, states)
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
-                self._await(answer, layers, pairs)
+                met = met_numbers(root.grad_fn, node, answer.rows) if answer.in_order else []
+                self._await(answer, met, layers, pairs)
 
     def _activations(self, layers: Layers) -> int:
         """Return how many activation modules a model has; 0 where something may have come before the first layer."""
@@ -157,13 +163,13 @@ class InputInstrument(Reader):
             return 0
         return sum(isinstance(module, _ACTIVATIONS) for _, module in named)
 
-    def _await(self, answer: Answer, layers: Layers, pairs: tuple[Pair, ...]) -> None:
-        """Have the gradient of an answer taken to what it was to be, where the loss itself is not known."""
+    def _await(self, answer: Answer, met: list[Met], layers: Layers, pairs: tuple[Pair, ...]) -> None:
+        """Have the gradient of an answer taken to what it met in its loss, where the loss itself is not known."""
         first, rows = widest(layers.first), answer.rows
-        entered = None if first is None or first.entered is None else _rows_of(first.entered, len(rows))
+        entered = None if first is None or first.entered is None else rows_of(first.entered, len(rows))
         asked = self._answers.asked(len(rows)) if entered is None or len(entered) != len(rows) else None
         entered = entered if asked is None else asked
-        given = None if entered is None or len(entered) != len(rows) else _thinned(entered).to(torch.float32)
+        given = None if entered is None or len(entered) != len(rows) else thinned(entered).to(torch.float32)
         found = Found(
             graded=True,
             site=layers.last,
@@ -181,11 +187,14 @@ class InputInstrument(Reader):
             count=len(rows),
             answers=not layers.foreign,
             asked=asked is not None,
+            aims=tuple(Aim([*each.columns], each.said is not None) for each in met),
         )
-        memory, said = self._remembered.setdefault(layers.last, Remembered()), _rows(rows).float()
+        memory, said = self._remembered.setdefault(layers.last, Remembered()), some_rows(rows).float()
+        beside = [some_rows(part).to(said.device) for each in met for part in each[1:] if part is not None]
 
         def take(gradient: Tensor) -> None:
-            values = torch.cat([*([] if given is None else [given]), said, _rows(gradient).float()], dim=1).contiguous()
+            columns = (given, said, some_rows(gradient).float(), *beside)
+            values = torch.cat([part for part in columns if part is not None], dim=1).contiguous()
             self._out.append(ClueSample("loss.over_constant", found.site, values, partial(memory.take, found)))
 
         answer.take = take
@@ -203,7 +212,7 @@ class InputInstrument(Reader):
             term.predictions, term.targets = written
         count, parts = _pair(term)
         first = widest(layers.first)
-        entered = None if first is None or first.entered is None else _rows_of(first.entered, count)
+        entered = None if first is None or first.entered is None else rows_of(first.entered, count)
         paired = entered is not None and (not parts or len(entered) == count)
         calls = [] if first is None else calls_of(every, first.name)
         found = Found(
@@ -230,7 +239,7 @@ class InputInstrument(Reader):
             mistakes=dict(term.mistakes),
         )
         memory = self._remembered.setdefault(layers.last, Remembered())
-        rows = None if entered is None else _thinned(entered)
+        rows = None if entered is None else thinned(entered)
         if rows is not None and paired:
             parts.insert(0, rows)
             found = replace(found, inputs=rows.shape[1], **_columns_of(first, rows))
@@ -245,7 +254,7 @@ class InputInstrument(Reader):
             )
         if rows is not None and (found.part or not paired) and not (first is not None and first.tokens):
             alone = Found(inputs=rows.shape[1], input_site=found.input_site, normalised=found.normalised)
-            given = [part for part in map(_thinned, map(_rows_of, calls)) if part.shape[1] == rows.shape[1]]
+            given = [part for part in map(thinned, map(rows_of, calls)) if part.shape[1] == rows.shape[1]]
             values = (torch.cat(given) if found.part and given else rows).to(torch.float32).contiguous()
             self._out.append(ClueSample("input.rms", found.input_site, values, partial(self._inputs.take, alone)))
         self._out += self._draws.see(first, term.targets)
@@ -270,7 +279,7 @@ class InputInstrument(Reader):
         asked = self._answers.asked(found.count) if parts else None
         if asked is None:
             return found
-        parts.insert(0, _thinned(asked))
+        parts.insert(0, thinned(asked))
         return replace(found, inputs=parts[0].shape[1], asked=True, tokens=not asked.is_floating_point())
 
     def _take_last_steps(self, found: Found, first: FirstLayer | None, parts: list[Tensor], *, paired: bool) -> None:
@@ -283,16 +292,16 @@ class InputInstrument(Reader):
             return
         x, columns = local(entered), entered.shape[1]
         ends = x.reshape(steps, -1, columns)[-1], x.reshape(-1, steps, columns)[:, -1]
-        self._take_columns(found, first.name, [*map(_rows, ends)], parts[-1], steps)
+        self._take_columns(found, first.name, [*map(some_rows, ends)], parts[-1], steps)
 
     def _take_beside(
         self, found: Found, layers: list[FirstLayer], first: FirstLayer | None, parts: list[Tensor]
     ) -> None:
         """Copy narrower inputs that enter layers of their own, as a number of each sample, and targets."""
         for layer in layers if found.own and parts else ():
-            x = None if layer is first or layer.entered is None else _rows_of(layer.entered, found.count)
+            x = None if layer is first or layer.entered is None else rows_of(layer.entered, found.count)
             if x is not None and len(x) == found.count and x.shape[1] <= FEATURES and not layer.tokens:
-                self._take_columns(found, layer.name, [_rows(x)] * 2, parts[-1], 1)
+                self._take_columns(found, layer.name, [some_rows(x)] * 2, parts[-1], 1)
 
     def _take_columns(self, found: Found, site: str, ends: list[Tensor], y: Tensor, steps: int) -> None:
         take = self._ends.setdefault(site, LastSteps()).take
@@ -324,11 +333,11 @@ def _pair(term: Term) -> tuple[int, list[Tensor]]:
     if predictions.shape != targets.shape:
         return 0, []
     columns = predictions.shape[-1] if term.kind == "soft" else -1
-    pair = [t.reshape(-1, columns) if columns > 0 else _rows_of(t) for t in (predictions, targets)]
+    pair = [t.reshape(-1, columns) if columns > 0 else rows_of(t) for t in (predictions, targets)]
     stride = max(-(-pair[0].shape[1] // OUTPUTS), 1)
     if term.kind == "soft" and stride > 1:  # of probabilities all are needed
         return 0, []
-    return len(pair[0]), [_rows(t)[:, ::stride] for t in pair]
+    return len(pair[0]), [some_rows(t)[:, ::stride] for t in pair]
 
 
 def _some(term: Term) -> bool:
@@ -339,7 +348,7 @@ def _some(term: Term) -> bool:
 def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, list[Tensor]]:
     if predictions.dim() < 2 or targets.numel() * predictions.shape[1] != predictions.numel():
         return 0, []
-    scores, y = _rows(predictions.movedim(1, -1).reshape(-1, predictions.shape[1])), _rows(targets.reshape(-1))
+    scores, y = some_rows(predictions.movedim(1, -1).reshape(-1, predictions.shape[1])), some_rows(targets.reshape(-1))
     index = y.clamp(0, scores.shape[1] - 1)
     counts = y == index
     if term.ignored is not None and 0 <= term.ignored < scores.shape[1]:
@@ -349,7 +358,7 @@ def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, lis
         if result is None or result.device.type != "cpu" or result.shape != predictions.shape or result.dim() != 2:
             del term.mistakes[RELU_BEFORE_CE]
         else:
-            term.mistakes[RELU_BEFORE_CE] = float((_rows(result).gather(1, index[:, None]) == 0).double().mean())
+            term.mistakes[RELU_BEFORE_CE] = float((some_rows(result).gather(1, index[:, None]) == 0).double().mean())
     # The function that training calls too: one that it does not brings in a quarter of a megabyte of torch's code.
     if term.kind == "margin":
         margins = functional.multi_margin_loss(scores.float(), index, reduction="none")
@@ -358,22 +367,6 @@ def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, lis
         picked = -functional.nll_loss(scores, index, reduction="none")
     chosen = torch.where(counts, picked.to(torch.float32), math.nan)
     return targets.numel(), [chosen[:, None], y[:, None]]
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    """Return at most ``ROWS`` rows, always the same of so many: one of each part, for every second may be alike."""
-    count = len(tensor)
-    if count <= ROWS:
-        return tensor
-    part = torch.arange(ROWS, device=tensor.device)
-    begin, end = part * count // ROWS, (part + 1) * count // ROWS
-    # Which of its part is as good as drawn: multiples of the golden ratio, in 32 bits.
-    return tensor.index_select(0, begin + (part * 2654435769 % 2**32 >> 8) % (end - begin))
-
-
-def _thinned(entered: Tensor) -> Tensor:
-    """Return evenly spaced rows and features."""
-    return _rows(entered)[:, :: max(-(-entered.shape[1] // FEATURES), 1)]
 
 
 def _columns_of(first: FirstLayer | None, rows: Tensor) -> dict[str, Any]:
@@ -386,14 +379,3 @@ def _columns_of(first: FirstLayer | None, rows: Tensor) -> dict[str, Any]:
         return {"steps": (1, rows.shape[1])}
     steps = (shape[0], shape[1]) if len(shape) == 2 else ((1, features) if len(shape) < 2 else (0, 0))
     return {"every": every, "steps": steps}
-
-
-def _rows_of(entered: Tensor, count: int = 0) -> Tensor:
-    """Return a tensor as a row for each sample, of which there may be ``count`` one after the other."""
-    held = local(entered)
-    single = held.dim() == 1
-    if held.is_complex():  # two features: real and imaginary part
-        held = torch.view_as_real(held.resolve_conj())
-    if single and count and len(held) % count == 0:
-        return held.reshape(count, -1)
-    return held.reshape(len(held), -1) if held.dim() > 1 else held.reshape(-1, 1)

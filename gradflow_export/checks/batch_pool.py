@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.autograd_graph.layer_graph import Straight
-from gradflow_export.checks.layers.redundant import Pair, row_length
+from gradflow_export.checks.answer_reader import Aims, Found, mistakes_of
+from gradflow_export.checks.layers.redundant import row_length
 from gradflow_export.checks.leaked_columns import copies
 from gradflow_export.checks.unlearned_part import BEHIND, parts_of
-from gradflow_export.metrics.answers import meant
 from gradflow_export.metrics.batches import directions, heavy_class, input_statistics
 from gradflow_export.metrics.constants import (
     PICKED,
@@ -39,9 +37,6 @@ from gradflow_export.metrics.dependence import (
 )
 from gradflow_export.records.loss_mistakes import (
     BROADCAST,
-    MANY_LABELS,
-    OUT_OF_REACH,
-    TARGETS_NO_SHARE,
     UNSIGNED,
     WEIGHTS_FAR,
     WEIGHTS_TURNED,
@@ -63,74 +58,11 @@ PER_CLASS = 12
 """Least number of samples of a typical class with which a dependence shows."""
 ROUNDING = 1e-5
 """Difference of equal targets, as a share of the greatest: some are known from a difference alone."""
-OUTPUTS = 64
-"""Most columns of targets that are kept of an answer."""
 _ODD = MappingProxyType({"turned": WEIGHTS_TURNED, "far": WEIGHTS_FAR})
 BUCKETS = 64
 """Words are counted by their number modulo this."""
 FEW_WORDS = 3
 """Of no more words, such as a user and an item, only both together may tell anything, which so few rows do not show."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """What the columns of one sample are, and what the graph shows beside them.
-
-    Attributes:
-        kind: The loss; ``None`` when there are no predictions and targets.
-        logits: Whether predictions of a binary loss are logits.
-        site: The last layer before the loss.
-        inputs: Columns of inputs, first of all.
-        every: Of how many features each column is one.
-        steps: The two dimensions of a sample that were made one; (0, 0) where there are more.
-        outputs: Columns of predictions, then as many of targets.
-        input_site: The first layer.
-        normalised: Whether inputs are normalised in the model.
-        reach: What predictions cannot leave.
-        run: The longest row of layers without a non-linearity.
-        part: Whether the first layer was given more in this pass, which is judged as a whole elsewhere.
-        bends: Whether there is any non-linearity.
-        pairs: Layers directly behind each other that could be one.
-        idle: Activation modules of a model in whose graph there is none.
-        tokens: Whether inputs are numbers of words.
-        own: Whether a layer of the model makes the predictions, and no other network is involved.
-        whole: Whether all parts of the loss are known.
-        shares: Whether what is said of the classes of a sample adds up to 1.
-        even: Whether all samples count alike in this loss.
-        answers: Whether all parts of the loss are known, of this model alone, and targets are answers.
-        count: Predictions of the whole batch.
-        choices: Among how many each chooses; 1 where scores are no logarithms, 0 where none chooses.
-        mistakes: What the structure showed.
-        asked: Whether inputs are what the model was given, not what entered its first layer.
-        graded: Whether the columns after the inputs are answers, and then their gradients, of a loss that is not known.
-    """
-
-    kind: Kind | None = None
-    logits: bool = False
-    site: str = ""
-    inputs: int = 0
-    every: int = 1
-    steps: tuple[int, int] = (0, 0)
-    outputs: int = 0
-    input_site: str = ""
-    normalised: bool = False
-    reach: tuple[float, float] = (-math.inf, math.inf)
-    run: tuple[Straight, ...] = ()
-    pairs: tuple[Pair, ...] = ()
-    part: bool = False
-    bends: bool = True
-    idle: int = 0
-    tokens: bool = False
-    own: bool = False
-    whole: bool = False
-    shares: bool = False
-    even: bool = True
-    answers: bool = False
-    count: int = 0
-    choices: int = 0
-    mistakes: dict[str, float] = field(default_factory=dict)
-    asked: bool = False
-    graded: bool = False
 
 
 class Remembered:
@@ -150,6 +82,7 @@ class Remembered:
         self._often = np.zeros(0)
         self._lately: deque[Floats] = deque(maxlen=TESTED_EVERY)
         self._parts: dict[str, Floats] = {}
+        self._aims = Aims()
 
     def take(self, found: Found, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
         """Return the readings of one sample.
@@ -162,8 +95,8 @@ class Remembered:
         self._forms.add(found.graded)
         self._varies |= len(self._forms) > 1  # what the other loss is of is not known by this one
         if found.graded:
-            self._pull(rows[:, found.inputs + found.outputs :])
-            found, rows = _understood(found, rows)
+            self._pull(rows[:, found.inputs + found.outputs :][:, : found.outputs])
+            found, rows = self._aims.understood(found, rows)
         x = rows[:, : found.inputs]
         out: dict[str, float] = {}
         self._parts = {}
@@ -173,7 +106,7 @@ class Remembered:
             here = np.isfinite(predictions).all(axis=1) & np.isfinite(targets).all(axis=1)
             if here.any():
                 self._add(found, x[here], targets[here])
-                mistakes.update(_values(found, x[here], targets[here]))
+                mistakes.update(mistakes_of(found, x[here], targets[here]))
                 out.update(self._judge(found, found.kind, predictions[here], targets[here]))
         run = tuple(straight for straight in found.run if straight.plain or not found.bends)
         length = row_length(run)
@@ -367,34 +300,3 @@ class Remembered:
         if not (found.bends or found.tokens):
             out["loss.unbent"] = unbent(x, y)
         return out
-
-
-def _understood(found: Found, rows: Floats) -> tuple[Found, Floats]:
-    """Return what the columns are once answers and their gradients have been read, and predictions and targets."""
-    x, answers, gradients = np.split(rows, [found.inputs, found.inputs + found.outputs], axis=1)
-    read = meant(answers, gradients)
-    if read is None:
-        return replace(found, outputs=0, graded=False), x
-    some = np.linspace(0, read.targets.shape[1] - 1, min(read.targets.shape[1], OUTPUTS)).astype(int)
-    parts = np.full((2, len(rows), len(some)), np.nan)  # what has no gradient does not count
-    parts[0, read.rows], parts[1, read.rows] = read.predictions[:, some], read.targets[:, some]
-    known = replace(found, kind=read.kind, outputs=len(some), choices=found.outputs, graded=False)
-    return known, np.concatenate([x, parts[0], parts[1]], axis=1)
-
-
-def _values(found: Found, x: Floats, targets: Floats) -> dict[str, float]:
-    """Return the mistakes that only the numbers show."""
-    if found.shares and found.own:
-        # One that says which words a text has, of these words themselves, counts each on purpose.
-        labels = ((targets == 0) | (targets == 1)).all() and not (x.shape == targets.shape and (x == targets).all())
-        several = float((targets.sum(axis=1) >= 2).mean())
-        return {MANY_LABELS: several} if labels and several > 0 else {}
-    if found.kind == "binary":
-        outside = float(((targets < -1e-6) | (targets > 1.0 + 1e-6)).mean())
-        return {TARGETS_NO_SHARE: outside} if outside > 0 else {}
-    if found.kind not in {"squared", "absolute", "huber"}:
-        return {}
-    beyond = np.maximum(found.reach[0] - targets, 0.0) + np.maximum(targets - found.reach[1], 0.0)
-    size = float(targets.var()) or float(np.square(targets).mean())
-    share = float(np.square(beyond).mean()) / size if size > 0 else 0.0
-    return {OUT_OF_REACH: share} if share > 0 else {}

@@ -1,4 +1,4 @@
-"""Answers that a loss was given: those of a loss written out by hand, and those that are the very words given."""
+"""Rows of what enters a loss, and answers: those of a loss written out by hand, and those that are the words given."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.arrays.samples import even_sample
 from gradflow_export.metrics.constants import PICKED
 
+ROWS = 256
+"""Samples of a batch that are taken, at most."""
+FEATURES = 256
+"""Numbers of each sample, at most."""
 MOST_PRODUCTS = 2**26
 """Products of a last layer that is computed once more, at most."""
 WORDS = 1024
@@ -244,3 +248,30 @@ def choices(term: Term) -> int:
 def is_answer(term: Term) -> bool:
     """Whether predictions are classes, or one number for each sample: a target of more may be the input, or noise."""
     return term.kind in PICKED or (term.targets is not None and term.targets.shape[:1] == (term.targets.numel(),))
+
+
+def some_rows(tensor: Tensor) -> Tensor:
+    """Return at most ``ROWS`` rows, always the same of so many: one of each part, for every second may be alike."""
+    count = len(tensor)
+    if count <= ROWS:
+        return tensor
+    part = torch.arange(ROWS, device=tensor.device)
+    begin, end = part * count // ROWS, (part + 1) * count // ROWS
+    # Which of its part is as good as drawn: multiples of the golden ratio, in 32 bits.
+    return tensor.index_select(0, begin + (part * 2654435769 % 2**32 >> 8) % (end - begin))
+
+
+def thinned(entered: Tensor) -> Tensor:
+    """Return evenly spaced rows and features."""
+    return some_rows(entered)[:, :: max(-(-entered.shape[1] // FEATURES), 1)]
+
+
+def rows_of(entered: Tensor, count: int = 0) -> Tensor:
+    """Return a tensor as a row for each sample, of which there may be ``count`` one after the other."""
+    held = local(entered)
+    single = held.dim() == 1
+    if held.is_complex():  # two features: real and imaginary part
+        held = torch.view_as_real(held.resolve_conj())
+    if single and count and len(held) % count == 0:
+        return held.reshape(count, -1)
+    return held.reshape(len(held), -1) if held.dim() > 1 else held.reshape(-1, 1)

@@ -16,6 +16,12 @@ from gradflow_export.metrics.constants import Kind
 from gradflow_export.records.statistics import distinct, median
 
 Floats = npt.NDArray[np.float64]
+PAIRS, CHANCE = 16, 3.0
+"""Fewest pairs of answers of which it is told which way numbers pull them, and least z-score of their signs."""
+SURELY = 0.9
+"""Share of what these pairs weigh that must agree."""
+RANDOM = 4.0
+"""Standard deviations of chance below which a factor follows from something."""
 CLOSE = 0.02
 """Share by which what must be equal may differ: numbers of a coarse format have two digits."""
 LEAST = 8
@@ -65,6 +71,60 @@ def meant(answers: Floats, gradients: Floats) -> Meant | None:
     sure = _likely(mute).max(axis=1) if found[0] == "classes" else np.abs(2.0 * _chance(mute) - 1.0).min(axis=1)
     unread = int((sure >= 1.0 - CLOSE).sum()) if not _alone(pull) else 0
     return None if unread > (1.0 - MOST) * len(said) else Meant(*found, rows)
+
+
+def pulled(said: Floats, pull: Floats, numbers: Floats, every: Floats | None = None) -> float:
+    """Return how surely numbers pull answers: up to 1 towards them, -1 away from them, 0 where neither can be told.
+
+    Whatever a loss is, its targets are what answers are drawn to. Where both are in one unit, the gradient of nearly
+    every answer points from it to its target, and how hard it pulls follows from these two, or from another answer such
+    as a variance; what a policy's returns multiply does not. Where they are not, of two answers that are much alike the
+    one with the greater target is drawn up more; a weight of each sample draws some up and others down.
+
+    Args:
+        said: Answers, or what the loss made of them. Shape: ``[n, k]``.
+        pull: Gradient of the loss with respect to the answers. Shape: ``[n, k]``.
+        numbers: What may be their targets. Shape: ``[n, k]``.
+        every: All answers, where both are in one unit. Shape: ``[n, m]``.
+    """
+    here = np.isfinite(said) & np.isfinite(pull) & np.isfinite(numbers) & (pull != 0)
+    # Of a difference alone one number for all is known up to rounding.
+    if not here.any() or np.ptp(numbers[here]) <= 1e-5 * np.abs(numbers[here]).max():
+        return 0.0
+    if every is not None:
+        towards = np.sign((said - numbers) * pull)[here]
+        share = float(towards.sum() / max(np.abs(towards).sum(), LEAST))
+        return share if abs(share) >= 2.0 * MOST - 1.0 and _depends(said, pull, numbers, every) else 0.0
+    order = np.argsort(said, axis=0, kind="stable")
+    ups, wants = (
+        np.diff(np.take_along_axis(np.where(here, each, np.nan), order, axis=0), axis=0) for each in (-pull, numbers)
+    )
+    moved = (ups * wants)[np.isfinite(ups * wants) & (ups * wants != 0)]
+    if len(moved) < PAIRS:
+        return 0.0
+    weight, signs = float(moved.sum() / np.abs(moved).sum()), float(np.sign(moved).sum())
+    return weight if abs(weight) >= SURELY and signs * np.sign(weight) >= CHANCE * len(moved) ** 0.5 else 0.0
+
+
+def _depends(said: Floats, pull: Floats, numbers: Floats, every: Floats) -> bool:
+    """Whether the factor of each pull follows from a target, its answer or their difference, or from another answer.
+
+    Neighbours in the order of what it follows from have nearly the same one: von Neumann's ratio is 1 for chance.
+    """
+    away = said - numbers
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = np.log(np.abs(pull / away))
+    whole = np.isfinite(factor).all(axis=1)
+    factor, count = factor[whole], int(whole.sum())
+    spread = np.var(factor, axis=0)
+    if count < PAIRS or spread.max() <= CLOSE**2:
+        return count >= PAIRS
+    others = every[:, :MANY].T[:, :, None]
+    keys = [away, said, numbers, *np.broadcast_to(others, (len(others), *away.shape))]
+    orders = (np.argsort(key[whole], axis=0, kind="stable") for key in keys)
+    steps = (np.diff(np.take_along_axis(factor, order, axis=0), axis=0) for order in orders)
+    ratio = min(float(np.mean(np.square(step)) / (2.0 * spread.mean())) for step in steps)
+    return bool(ratio <= 1.0 - RANDOM / count**0.5)
 
 
 def _alone(pull: Floats) -> bool:

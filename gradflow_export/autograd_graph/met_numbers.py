@@ -1,0 +1,239 @@
+"""Numbers without a graph that a loss puts beside the answers of a model: what may be targets, in any form of loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gradflow_export.autograd_graph.loss_shape import factor_of, shape_of
+from gradflow_export.autograd_graph.nodes import Op, edges, kind_of, sources, through, walk
+from gradflow_export.hooks import torch_private
+from gradflow_export.hooks.backward_listener import saved
+
+MOST_ENTRIES = 65_536
+"""Answers of one call that are followed; of more nothing is known."""
+MOST_MET, MOST_COLUMNS = 4, 32
+"""Numbers that are looked at, and their columns, at most."""
+_NODES = 256
+_DEEP = 16
+_RESHAPES = frozenset((Op.RESHAPE_ALIAS, Op.SQUEEZE, Op.UNSAFE_VIEW, Op.UNSQUEEZE, Op.VIEW))
+_COPIES = frozenset((Op.ALIAS, Op.CLONE, Op.TO_COPY))
+_BY_ENTRY = frozenset((
+    Op.ABS, Op.ADD, Op.CLAMP, Op.CLAMP_MAX, Op.CLAMP_MIN, Op.DIV, Op.ELU, Op.EXP, Op.LOG, Op.LOG_1P, Op.LOG_SIGMOID,
+    Op.LOG_SOFTMAX, Op.MUL, Op.NEG, Op.POW, Op.RELU, Op.RSUB, Op.SIGMOID, Op.SOFTMAX, Op.SOFTPLUS, Op.SQRT, Op.SUB,
+    Op.TANH,
+))  # fmt: skip
+"""What makes an entry of each entry, of one argument with a graph; a softmax too, for which it may stand."""
+_PRODUCTS = frozenset((Op.DIV, Op.MUL, Op.XLOGY))
+Made = tuple[Tensor | None, Tensor | None]
+"""What a node made, where that is known, and of which entry of the answers each entry was made."""
+_UNKNOWN: Made = (None, None)
+
+
+class Met(NamedTuple):
+    """Numbers that a loss puts beside answers.
+
+    Attributes:
+        columns: Of the answers, one for each column.
+        said: What was made of the answers in the unit of the numbers, which are taken off it; ``None`` in a product.
+            Shape: ``[answers, columns]``.
+        numbers: Shape: ``[answers, columns]``.
+    """
+
+    columns: tuple[int, ...]
+    said: Tensor | None
+    numbers: Tensor
+
+
+def met_numbers(root: Any, node: Any, rows: Tensor) -> list[Met]:
+    """Return the numbers that answers meet on their way to a loss, those that are subtracted first.
+
+    A difference keeps neither of its sides. What was subtracted is told from the difference, where whatever takes it
+    has saved it, and from what was made of the answers.
+
+    Args:
+        root: The last node of the loss, before its backward pass.
+        node: What made the answers.
+        rows: The answers, a row each, in the order of the output. Shape: ``[answers, scores]``.
+    """
+    if rows.numel() > MOST_ENTRIES or rows.numel() != math.prod(shape_of(node)):
+        return []
+    first = torch_private.sequence_number(node)
+    later = [*walk([root], into=lambda each: torch_private.sequence_number(each) >= first, most=_NODES)]
+    way = _Way(node, rows, _kept(later))
+    found = [met for each in later for met in way.met(each)]
+    return sorted(found, key=lambda met: met.said is None)[:MOST_MET]
+
+
+def _kept(nodes: list[Any]) -> dict[Any, Tensor]:
+    """Return what nodes made, as far as they, or what takes it, have saved it."""
+    kept: dict[Any, Tensor] = {}
+    for node in nodes:  # what takes a result comes before what made it
+        kind, result = kind_of(node), saved(node, "result")
+        if result is not None:
+            kept.setdefault(node, result)
+        for (source, out), name in zip(edges(node), ("self", "other"), strict=False):
+            value = saved(node, name)
+            if source is not None and value is not None and out == 0 and tuple(value.shape) == shape_of(source):
+                kept.setdefault(source, value)
+        inner = sources(node)
+        if node not in kept or len(inner) != 1:
+            continue
+        factor = factor_of(node)
+        if kind == Op.NEG or (factor and not math.isnan(factor)):
+            kept.setdefault(inner[0], kept[node] / (-1.0 if kind == Op.NEG else factor))
+        elif kind in _RESHAPES | _COPIES and kept[node].numel() == math.prod(shape_of(inner[0])):
+            kept.setdefault(inner[0], kept[node].reshape(shape_of(inner[0])))
+    return kept
+
+
+class _Way:
+    """The way from the answers to a loss, along which values and places of entries are known."""
+
+    def __init__(self, node: Any, rows: Tensor, kept: Mapping[Any, Tensor]) -> None:
+        self._count, self._scores = rows.shape
+        shape = shape_of(node)
+        places = torch.arange(rows.numel()).reshape(shape)  # not on the answers' device, which nothing waits for
+        self._kept = kept
+        self._made: dict[tuple[Any, int], Made] = {(node, 0): (rows.reshape(shape), places)}
+
+    def met(self, node: Any) -> list[Met]:
+        """Return what one node puts beside answers, if it does."""
+        kind, pair = kind_of(node), edges(node)[:2]
+        if kind not in _PRODUCTS | {Op.RSUB, Op.SUB} or len(sources(node)) != 1 or len(pair) != 2:
+            return []
+        turned = pair[0][0] is None
+        value, places = self.made(pair[int(turned)])
+        if kind in _PRODUCTS:
+            return self._beside(None, places, saved(node, "self" if turned else "other"))
+        apart = self._kept.get(node)
+        if apart is None or value is None or getattr(node, "_saved_alpha", 1) != 1:
+            return []
+        taken_off = turned == (kind == Op.RSUB)
+        return self._beside(value, places, value - apart if taken_off else value + apart)
+
+    def made(self, edge: tuple[Any, int], deep: int = 0) -> Made:
+        """Return what an edge of the graph holds, and of which answers it was made."""
+        if edge not in self._made:
+            self._made[edge] = _UNKNOWN if edge[0] is None or deep > _DEEP else self._follow(edge, deep)
+        return self._made[edge]
+
+    def _follow(self, edge: tuple[Any, int], deep: int) -> Made:
+        node, out = edge
+        kind, inner = kind_of(node), [each for each in edges(node) if each[0] is not None]
+        kept = self._kept.get(node) if out == 0 else None
+        if len(inner) == 2 and kind in {Op.DIV, Op.SUB} and _repeats(inner[1][0], node):
+            inner = inner[:1]  # less the mean of all, or divided by the length of each
+        if len(inner) != 1:
+            return kept, None
+        value, places = self.made(inner[0], deep + 1)
+        if kind in _BY_ENTRY:
+            places = places if places is not None and tuple(places.shape) == shape_of(node) else None
+            return _entries(node, kind, value) if kept is None and len(sources(node)) == 1 else kept, places
+        view = _VIEWS.get(kind)
+        if view is None:
+            return kept, None
+        shown = [None if each is None else view(node, out, each) for each in (value, places)]
+        return kept if shown[0] is None else shown[0], shown[1]
+
+    def _beside(self, said: Tensor | None, places: Tensor | None, numbers: Tensor | None) -> list[Met]:
+        """Return numbers in the order of the answers, where all answers meet as many of them."""
+        if places is None or numbers is None or numbers.is_complex() or numbers.numel() < 2:
+            return []
+        try:
+            shape = np.broadcast_shapes(places.shape, numbers.shape)
+        except ValueError:
+            return []
+        columns, rest = divmod(math.prod(shape), self._count)
+        if rest or columns * self._count != places.numel() or columns > self._scores:
+            return []
+        sites, order = places.expand(shape).reshape(-1).sort()
+        sites = sites.reshape(self._count, columns)
+        every = torch.arange(self._count)[:, None]
+        if bool((sites // self._scores != every).any()) or bool((sites % self._scores != sites[:1]).any()):
+            return []
+        some = slice(None, None, -(-columns // MOST_COLUMNS))
+        moved = bool((order != torch.arange(len(order))).any())
+
+        def ordered(values: Tensor) -> Tensor:
+            flat = values.expand(shape).reshape(-1)
+            flat = flat[order.to(flat.device)] if moved else flat
+            return flat.reshape(self._count, columns)[:, some].float()
+
+        return [Met(tuple(sites[0, some].tolist()), None if said is None else ordered(said), ordered(numbers))]
+
+
+def _repeats(side: Any, node: Any) -> bool:
+    """Whether one side of an operation has fewer entries than what it made."""
+    return math.prod(shape_of(through(side, {Op.EXPAND}))) < math.prod(shape_of(node))
+
+
+def _entries(node: Any, kind: str, value: Tensor | None) -> Tensor | None:
+    """Return what a node made of each entry, of the few that keep what entered and not what they gave."""
+    if value is None:
+        return None
+    factor = factor_of(node)
+    if kind == Op.NEG:
+        return -value
+    if kind == Op.SOFTPLUS:
+        return functional.softplus(value, float(node._saved_beta), float(node._saved_threshold))  # noqa: SLF001 - what a node saved has no other name
+    if kind in {Op.LOG, Op.LOG_1P}:
+        return value.log() if kind == Op.LOG else value.log1p()
+    return None if math.isnan(factor) else value * factor
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _turned(node: Any, _out: int, value: Tensor) -> Tensor:
+    return value.transpose(_signed(node._saved_dim0), _signed(node._saved_dim1))  # noqa: SLF001 - the same
+
+
+def _permuted(node: Any, _out: int, value: Tensor) -> Tensor:
+    return value.permute([_signed(dim) for dim in node._saved_dims])  # noqa: SLF001 - the same
+
+
+def _selected(node: Any, _out: int, value: Tensor) -> Tensor:
+    return value.select(_signed(node._saved_dim), _signed(node._saved_index))  # noqa: SLF001 - the same
+
+
+def _sliced(node: Any, _out: int, value: Tensor) -> Tensor | None:
+    dim, begin = _signed(node._saved_dim), _signed(node._saved_start or 0)  # noqa: SLF001 - the same
+    size = shape_of(node)[dim] if shape_of(node) else 0
+    begin = begin + value.shape[dim] if begin < 0 else begin
+    return value.narrow(dim, begin, size) if node._saved_step == 1 and begin + size <= value.shape[dim] else None  # noqa: SLF001 - the same
+
+
+def _split(node: Any, out: int, value: Tensor) -> Tensor:
+    dim, size = _signed(node._saved_dim), _signed(node._saved_split_size)  # noqa: SLF001 - the same
+    return value.narrow(dim, out * size, min(size, value.shape[dim] - out * size))
+
+
+def _split_by_sizes(node: Any, out: int, value: Tensor) -> Tensor:
+    sizes = [_signed(size) for size in node._saved_split_sizes]  # noqa: SLF001 - the same
+    return value.narrow(_signed(node._saved_dim), sum(sizes[:out]), sizes[out])  # noqa: SLF001 - the same
+
+
+_VIEWS: Mapping[str, Callable[[Any, int, Tensor], Tensor | None]] = MappingProxyType(
+    {
+        **dict.fromkeys(_COPIES, lambda _node, _out, value: value),
+        **dict.fromkeys(_RESHAPES, lambda node, _out, value: value.reshape(shape_of(node))),
+        Op.EXPAND: lambda node, _out, value: value.expand(shape_of(node)),
+        Op.PERMUTE: _permuted,
+        Op.SELECT: _selected,
+        Op.SLICE: _sliced,
+        Op.SPLIT: _split,
+        Op.SPLIT_WITH_SIZES: _split_by_sizes,
+        Op.T: lambda _node, _out, value: value.t(),
+        Op.TRANSPOSE: _turned,
+        Op.UNBIND: lambda node, out, value: value.unbind(_signed(node._saved_dim))[out],  # noqa: SLF001 - the same
+    }
+)
