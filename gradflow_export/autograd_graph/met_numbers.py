@@ -55,7 +55,7 @@ class Met(NamedTuple):
 def met_numbers(root: Any, node: Any, rows: Tensor) -> list[Met]:
     """Return the numbers that answers meet on their way to a loss, those that are subtracted first.
 
-    A difference keeps neither of its sides. What was subtracted is told from the difference, where whatever takes it
+    A difference keeps neither of its sides. What was subtracted is known from the difference, where whatever takes it
     has saved it, and from what was made of the answers.
 
     Args:
@@ -154,17 +154,17 @@ class _Way:
         columns, rest = divmod(math.prod(shape), self._count)
         if rest or columns * self._count != places.numel() or columns > self._scores:
             return []
-        sites, order = places.expand(shape).reshape(-1).sort()
-        sites = sites.reshape(self._count, columns)
-        every = torch.arange(self._count)[:, None]
-        if bool((sites // self._scores != every).any()) or bool((sites % self._scores != sites[:1]).any()):
+        sites = places.expand(shape).reshape(-1)
+        order = None if bool((sites[1:] > sites[:-1]).all()) else sites.argsort()
+        sites = (sites if order is None else sites[order]).reshape(self._count, columns)
+        first = torch.arange(0, self._count * self._scores, self._scores)[:, None]
+        if bool((sites - first != sites[:1]).any()) or int(sites[0, -1]) >= self._scores:
             return []
         some = slice(None, None, -(-columns // MOST_COLUMNS))
-        moved = bool((order != torch.arange(len(order))).any())
 
         def ordered(values: Tensor) -> Tensor:
             flat = values.expand(shape).reshape(-1)
-            flat = flat[order.to(flat.device)] if moved else flat
+            flat = flat if order is None else flat[order.to(flat.device)]
             return flat.reshape(self._count, columns)[:, some].float()
 
         return [Met(tuple(sites[0, some].tolist()), None if said is None else ordered(said), ordered(numbers))]

@@ -17,7 +17,7 @@ from gradflow_export.records.statistics import distinct, median
 
 Floats = npt.NDArray[np.float64]
 PAIRS, CHANCE = 16, 3.0
-"""Fewest pairs of answers of which it is told which way numbers pull them, and least z-score of their signs."""
+"""Fewest pairs of answers of which it is said which way numbers pull them, and least z-score of their signs."""
 SURELY = 0.9
 """Share of what these pairs weigh that must agree."""
 RANDOM = 4.0
@@ -74,7 +74,7 @@ def meant(answers: Floats, gradients: Floats) -> Meant | None:
 
 
 def pulled(said: Floats, pull: Floats, numbers: Floats, every: Floats | None = None) -> float:
-    """Return how surely numbers pull answers: up to 1 towards them, -1 away from them, 0 where neither can be told.
+    """Return how surely numbers pull answers: up to 1 towards them, -1 away from them, 0 where neither is sure.
 
     Whatever a loss is, its targets are what answers are drawn to. Where both are in one unit, the gradient of nearly
     every answer points from it to its target, and how hard it pulls follows from these two, or from another answer such
