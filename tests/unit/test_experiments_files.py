@@ -40,6 +40,17 @@ WRITERS = {
 }
 """What scripts do to files, by a name for it."""
 
+TOGETHER = (
+    ("appends", "checkpoints", "makes folders", "links", "keeps a database", "keeps arrays", "caches at home",
+     "logs to TensorBoard", "logs to W&B", "loads with workers"),
+    ("changes rights", "touches", "renames data", "empties a folder", "overwrites itself", "configures at home"),
+    ("writes by a shell", "commits", "leaves a process"),
+    ("removes data", "cleans"),
+)  # fmt: skip
+"""Which of them one script does: nothing that undoes what another of them did, or keeps it from doing it."""
+OWN_PROCESS = ("overwrites itself", "configures at home")
+"""A process of its own for each run takes long to begin: a few say whether it is as safe."""
+
 WRITING = """
     import os, pathlib, shutil, sqlite3, subprocess
     import numpy, torch
@@ -61,7 +72,7 @@ WRITING = """
         (model(x) - x[:, :1]).square().mean().backward()
         optimizer.step()
         if step == 5:
-            {act}
+            {acts}
     """
 
 
@@ -83,22 +94,22 @@ def test_whatever_a_script_does_to_its_files_they_are_as_before(tmp_path, monkey
     (project / "old").mkdir(parents=True)
     (project / "old" / "best.pt").write_bytes(b"best")
     (project / "data.bin").write_bytes(b"data")
-    for number, act in enumerate(WRITERS.values()):
-        (project / f"train{number}.py").write_text(textwrap.dedent(WRITING.format(act=act)), encoding="utf-8")
+    assert sorted(name for names in TOGETHER for name in names) == sorted(WRITERS)
+    scripts = [OWN_PROCESS] if fresh else TOGETHER
+    for number, names in enumerate(scripts):
+        acts = ("\n" + 12 * " ").join(WRITERS[name] for name in names)
+        (project / f"train{number}.py").write_text(textwrap.dedent(WRITING.format(acts=acts)), encoding="utf-8")
     git = ["git", "-c", "user.name=n", "-c", "user.email=e@localhost"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *words], cwd=project, check=True, env={**os.environ, "HOME": str(home)})
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(project)
     before = state(home), state(project)
-    # A process of its own for each run takes long to begin: a few scripts say whether it is as safe.
-    for number, name in enumerate(WRITERS):
-        if fresh and name not in {"overwrites itself", "configures at home"}:
-            continue
+    for number, names in enumerate(scripts):
         with Laboratory(Target(Path(f"train{number}.py")), jobs=1, fresh=fresh) as laboratory:
             survey = laboratory.look(steps=20)
-            assert not survey.error, name
+            assert not survey.error, names
             laboratory.examine(survey.trainings[0])
             ((_, result),) = laboratory.run(deque([Request((), 0, 20)]))
-            assert (result.error, len(result.losses)) == ("", 28), name
-        assert (state(home), state(project)) == before, name
+            assert (result.error, len(result.losses)) == ("", 28), names
+        assert (state(home), state(project)) == before, names
