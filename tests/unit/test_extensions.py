@@ -88,26 +88,14 @@ def warnings_of(caplog):
 
 def test_examples_are_installed_by_pip_and_run(tmp_path):
     """Each documented example, installed into a folder, gives its metric, issue or file in a process of its own."""
-    site = tmp_path / "site"
-    for example in EXAMPLES:
-        build = tmp_path / example.name
+    site, builds = tmp_path / "site", [tmp_path / example.name for example in EXAMPLES]
+    for example, build in zip(EXAMPLES, builds, strict=True):
         build.mkdir()
         for path in example.iterdir():
             if path.is_file():
                 (build / path.name).write_text(path.read_text())
-        command = [
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-index",
-            "--target",
-            site,
-            build,
-        ]
-        subprocess.run([sys.executable, *command], check=True, capture_output=True)
+    command = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--target", site]
+    subprocess.run([sys.executable, *command, *builds], check=True, capture_output=True)
     script = tmp_path / "run.py"
     script.write_text(
         textwrap.dedent(
