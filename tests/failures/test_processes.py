@@ -57,12 +57,7 @@ from gradflow_export import Exporter
 """
 
 
-def script(body):
-    """Return the command line of a program."""
-    return [sys.executable, "-c", SETUP + textwrap.dedent(body)]
-
-
-def test_kill_9_leaves_what_was_written(tmp_path):
+def test_kill_9_leaves_what_was_written(tmp_path, programs):
     """After SIGKILL in mid-run the event file and the JSON lines hold whole records of consecutive steps."""
     body = """
     from gradflow_export import JsonlWriter
@@ -76,12 +71,13 @@ def test_kill_9_leaves_what_was_written(tmp_path):
             exporter.summary()
             print(exporter._loop.steps, flush=True)
     """
-    child = subprocess.Popen([*script(body), str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    for _ in range(2):
-        assert child.stdout.readline()
-    child.send_signal(signal.SIGKILL)
-    assert child.wait(100) == -signal.SIGKILL
-    child.stdout.close()
+    child = programs.start(SETUP + textwrap.dedent(body), tmp_path)
+    until = time.monotonic() + 800
+    while child.out.count("\n") < 2:
+        assert time.monotonic() < until, child.err
+        time.sleep(0.02)
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
     for place, least in (("tb", 50), ("lines", 160)):
         records = list(read_run(tmp_path / place).records)
         assert len(records) >= least
@@ -351,7 +347,8 @@ def test_data_loader_workers(method, loop):
     """Workers of a DataLoader, made after watch(), deliver and end; every step is recorded."""
     memory = MemoryWriter()
     data = DataLoader(
-        TensorDataset(torch.randn(24, 4), torch.randint(0, 3, (24,))), batch_size=4, num_workers=2,
+        TensorDataset(torch.randn(24, 4), torch.randint(0, 3, (24,))), batch_size=4,
+        num_workers=2 if method == "fork" else 1,  # each that is spawned imports torch
         multiprocessing_context=method,
     )  # fmt: skip
     with Exporter(loop.model, backends=[memory], strict=True).watch(loop.criterion):
