@@ -128,7 +128,7 @@ def _process():
 
 
 def test_work_of_the_training_thread_grows_with_the_blocks_and_no_faster():
-    """Watching, the first step and those after it make as many calls for each of 600 blocks as for each of 60."""
+    """Watching, the first step and those after it make as many calls for each of 300 blocks as for each of 30."""
 
     class Block(nn.Module):
         def __init__(self):
@@ -165,5 +165,5 @@ def test_work_of_the_training_thread_grows_with_the_blocks_and_no_faster():
             exporter.close()
         return counts
 
-    few, many = calls(60), calls(600)
+    few, many = calls(30), calls(300)
     assert all(more <= 1.2 * less for less, more in zip(few, many, strict=True)), (few, many)
