@@ -12,7 +12,7 @@ from gradflow_export.engine.step_timer import _Factor
 from gradflow_export.records.causes import groups
 from gradflow_export.records.issues import Severity
 
-SPACING, STEPS = 32, 600
+SPACING, STEPS = 32, 520
 
 
 class Net(nn.Module):

@@ -11,7 +11,7 @@ from gradflow_export import Exporter, IssueType, MemoryWriter
 from gradflow_export.records.issues import Severity
 
 
-def relapses(change, seed, noise=0.6, steps=500):
+def relapses(change, seed, noise=0.6, steps=400):
     """Train a regression on batches of 16, of which ``change`` makes something else after step 220; return DIVERGING."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
@@ -61,7 +61,7 @@ def test_fine_tuning_on_other_texts_loses_no_learning(rate, seed):
     model = nn.Sequential(nn.Embedding(24, 48), nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 24))
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True).watch() as exporter:
-        for step in range(600):
+        for step in range(480):
             if step == 250:
                 optimizer = torch.optim.AdamW(model.parameters(), rate)
             words = torch.randint(24, (256,))
@@ -81,7 +81,7 @@ def test_a_player_that_loses_to_a_better_one_has_lost_no_learning(seed):
     makes, judges = (torch.optim.Adam(part.parameters(), 2e-3, betas=(0.5, 0.999)) for part in (maker, critic))
     ones, zeros = torch.ones(64, 1), torch.zeros(64, 1)
     with Exporter(critic, backends=[MemoryWriter()], strict=True, synchronous=True).watch() as exporter:
-        for _ in range(500):
+        for _ in range(420):
             angle = torch.randint(8, (64, 1)) * torch.pi / 4
             real = 2 * torch.cat([angle.cos(), angle.sin()], 1) + 0.05 * torch.randn(64, 2)
             noise = torch.randn(64, 4)

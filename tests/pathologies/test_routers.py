@@ -43,7 +43,7 @@ def test_what_no_router_chose_is_no_fault(way: str) -> None:
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     with Exporter(model, backends=[MemoryWriter()], verbose=0) as exporter:
         exporter.watch()
-        for _ in range(320):
+        for _ in range(260):
             x = torch.randn(48, 6)
             optimizer.zero_grad()
             functional.cross_entropy(model(x), x[:, :3].argmax(1)).backward()

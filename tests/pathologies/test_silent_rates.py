@@ -193,7 +193,7 @@ def climbed(factor, seed, begin=0):
     model = nn.Sequential(nn.Linear(8, 48), nn.Tanh(), nn.Linear(48, 4))
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True).watch() as exporter:
-        for step in range(250):
+        for step in range(210):
             rows = torch.randint(1000, (32,))
             optimizer.zero_grad()
             scores = model(x[rows])

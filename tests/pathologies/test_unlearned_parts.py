@@ -14,7 +14,7 @@ from gradflow_export import Exporter, IssueType, MemoryWriter, Severity
 PARTS = {IssueType.NOT_LEARNING, IssueType.BAD_TARGETS}
 
 
-def trained(model, loss_of, steps=330, lr=0.05):
+def trained(model, loss_of, steps=270, lr=0.05):
     """Train with momentum while watched; return the issues of more than LOW."""
     torch.manual_seed(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
@@ -50,8 +50,10 @@ def weighed(weights, whole):
     return trained(mlp(2), loss, lr=0.05 / whole)
 
 
-@pytest.mark.parametrize("whole", [1e-3, 1.0, 1e3])
-@pytest.mark.parametrize(("column", "weights"), [(0, (1e-5, 1.0)), (1, (1.0, 1e-5))])
+@pytest.mark.parametrize(
+    ("column", "weights", "whole"),
+    [(0, (1e-5, 1.0), 1.0), (1, (1.0, 1e-5), 1.0), (0, (1e-5, 1.0), 1e-3), (0, (1e-5, 1.0), 1e3)],
+)
 def test_a_column_without_weight_is_named(column, weights, whole):
     """Whichever it is, and whatever the whole loss is multiplied by; with equal weights nothing is said."""
     found = weighed(weights, whole)
