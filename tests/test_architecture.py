@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -49,17 +50,20 @@ def floor(part: str) -> int:
     return found[0]
 
 
-def sources() -> dict[str, ast.Module]:
-    """Syntax trees by dotted module name."""
+def modules() -> dict[str, Path]:
+    """Files by dotted module name."""
     out = {}
     for package, folder in FOLDERS.items():
         for path in sorted(folder.rglob("*.py")):
             parts = [package, *path.relative_to(folder).with_suffix("").parts]
-            out[".".join(part for part in parts if part != "__init__")] = ast.parse(path.read_text(), str(path))
+            out[".".join(part for part in parts if part != "__init__")] = path
     return out
 
 
-SOURCES = sources()
+@functools.cache
+def sources() -> dict[str, ast.Module]:
+    """Syntax trees by dotted module name, read by the first test that asks: every process collects this file."""
+    return {name: ast.parse(path.read_text(), str(path)) for name, path in modules().items()}
 
 
 def imports(name: str, tree: ast.AST, for_checkers: bool = True) -> Iterator[str]:
@@ -97,7 +101,7 @@ def part_of(dotted: str) -> str | None:
 
 def core_edges() -> Iterator[tuple[str, str, str]]:
     """Yield (module, its part, imported part) inside gradflow_export; the package's own __init__ is left out."""
-    for name, tree in SOURCES.items():
+    for name, tree in sources().items():
         own = part_of(name)
         if own is not None:
             for target in imports(name, tree):
@@ -115,13 +119,13 @@ def test_one_module_reads_the_graph_of_autograd():
     """Names of nodes, and what they lead to, stand in one place: elsewhere a node is of a kind, and has sources."""
     kinds = {
         value.value
-        for node in ast.walk(SOURCES[f"{CORE}.{NODES}"])
+        for node in ast.walk(sources()[f"{CORE}.{NODES}"])
         if isinstance(node, ast.AnnAssign) and isinstance(value := node.value, ast.Constant)
     } - {"T"}
     rooms = {"autograd_graph", "checks"}
     wrong = [
         f"{name}:{node.lineno} {ast.unparse(node)}"
-        for name, tree in SOURCES.items()
+        for name, tree in sources().items()
         if name.startswith(CORE) and part_of(name) != NODES
         for node in ast.walk(tree)
         if (isinstance(node, ast.Attribute) and node.attr == "next_functions")
@@ -141,7 +145,7 @@ def test_one_module_reads_the_graph_of_autograd():
 
 def test_every_module_stands_on_a_floor():
     """A new room, or a new module at the top level, is placed on purpose; none is named that is not there."""
-    assert {part_of(name) for name in SOURCES} - {None, "__init__"} == set().union(*FLOORS)
+    assert {part_of(name) for name in sources()} - {None, "__init__"} == set().union(*FLOORS)
 
 
 def test_rooms_stay_small():
@@ -155,7 +159,7 @@ def test_the_plugin_sees_only_data():
     """The TensorBoard plugin uses records, catalogue, storage form, store, statistics and errors of ours, and nothing else."""
     wrong = [
         f"{name} imports {target}"
-        for name, tree in SOURCES.items()
+        for name, tree in sources().items()
         if name.startswith(PLUGIN)
         for target in imports(name, tree)
         if target.split(".")[0] == CORE and part_of(target) not in PLUGIN_MAY_IMPORT
@@ -167,7 +171,7 @@ def test_the_core_does_not_know_the_plugin_package():
     """Only ``gradflow doctor``, ``view`` and ``snapshot`` look at the plugin; everything else works without it."""
     wrong = [
         f"{name} imports {target}"
-        for name, tree in SOURCES.items()
+        for name, tree in sources().items()
         if name.startswith(CORE) and name not in {f"{CORE}.cli.doctor", f"{CORE}.cli.view"}
         for target in imports(name, tree)
         if target.split(".")[0] == PLUGIN
@@ -179,7 +183,7 @@ def test_data_rules_and_writers_do_not_import_torch():
     """What reads, judges and writes records works where torch is not installed."""
     wrong = [
         f"{name} imports {target}"
-        for name, tree in SOURCES.items()
+        for name, tree in sources().items()
         if name.startswith(PLUGIN) or part_of(name) in WITHOUT_TORCH or name in {CORE, f"{CORE}.cli.report"}
         for target in imports(name, tree, for_checkers=False)
         if target.split(".")[0] == "torch"
@@ -241,10 +245,10 @@ def own_names(trees: Iterable[ast.AST]) -> frozenset[str]:
 def test_names_of_torch_that_are_not_public_stand_in_one_file():
     """Everything else uses them through ``hooks/torch_private.py``, which has a fallback for each."""
     home = f"{CORE}.{PRIVATE}"
-    ours = own_names(tree for name, tree in SOURCES.items() if name != home)
+    ours = own_names(tree for name, tree in sources().items() if name != home)
     wrong = [
         f"{name} uses {used}"
-        for name, tree in SOURCES.items()
+        for name, tree in sources().items()
         if name != home and name.startswith(CORE) and part_of(name) not in WITHOUT_TORCH
         for used in private_names(tree, ours)
     ]
@@ -291,7 +295,7 @@ def mutable_globals(tree: ast.Module) -> Iterator[int]:
 
 def test_no_module_holds_mutable_state():
     """State lives in objects that somebody made and can close, never in a module."""
-    assert [f"{name}:{line}" for name, tree in SOURCES.items() for line in mutable_globals(tree)] == []
+    assert [f"{name}:{line}" for name, tree in sources().items() for line in mutable_globals(tree)] == []
 
 
 @pytest.mark.parametrize(
@@ -319,7 +323,7 @@ def test_classes_and_modules_stay_small():
     ]
     long_classes = [
         f"{name}.{node.name}: {node.end_lineno - node.lineno + 1} lines"
-        for name, tree in SOURCES.items()
+        for name, tree in sources().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and node.end_lineno - node.lineno + 1 > 250
     ]
@@ -340,8 +344,8 @@ def undocumented(name: str, node: ast.AST) -> Iterator[str]:
 
 def test_everything_public_is_documented():
     """Every module, public class, function and method says what it is."""
-    missing = [name for name, tree in SOURCES.items() if not ast.get_docstring(tree)]
-    assert missing + [entry for name, tree in SOURCES.items() for entry in undocumented(name, tree)] == []
+    missing = [name for name, tree in sources().items() if not ast.get_docstring(tree)]
+    assert missing + [entry for name, tree in sources().items() for entry in undocumented(name, tree)] == []
 
 
 @pytest.mark.parametrize(
@@ -378,7 +382,7 @@ def write_run(folder: Path) -> None:
 
 
 OF_OTHERS_PACKAGES = {
-    name for name in SOURCES if name.startswith(f"{CORE}.integrations.") and not name.endswith(".base")
+    name for name in modules() if name.startswith(f"{CORE}.integrations.") and not name.endswith(".base")
 }
 """What needs a framework that is not installed everywhere: ``make test-frameworks`` imports it."""
 
@@ -386,7 +390,7 @@ OF_OTHERS_PACKAGES = {
 @pytest.mark.parametrize("backwards", [False, True])
 def test_every_module_can_be_imported(backwards):
     """All modules of both packages are imported in a fresh process, by name and in the opposite order."""
-    names = [name for name in SOURCES if not name.endswith("__main__") and name not in OF_OTHERS_PACKAGES]
+    names = [name for name in modules() if not name.endswith("__main__") and name not in OF_OTHERS_PACKAGES]
     code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
     command = [sys.executable, "-c", code, *sorted(names, reverse=backwards)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
