@@ -253,7 +253,7 @@ class LearningRate(Rule):
     def _decayed(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         rate = history.run("learning_rate")
         steps, values = rate.whole()
-        low = values < self.decayed * rate.high
+        low = values < (limit := self.decayed * rate.high)
         since = int(steps[len(low) - int(np.argmin(low[::-1]))]) if low[-1:].all() and not low.all() else 0
         rest = record.step - since
         if not since or rest < max((since - history.begun) / 3, 50) or now < 0.2 * first:
@@ -265,9 +265,9 @@ class LearningRate(Rule):
         yield _rate_finding(
             Severity.MEDIUM,
             rate.last,
-            rate.high * self.decayed,
-            f"the learning rate fell from {number(rate.high)} to {number(rate.last)} by step {since} and has stayed "
-            f"there for {rest} steps, while the loss is still {number(now)} (initially {number(first)}).",
+            limit,
+            f"the learning rate fell from {number(rate.high)} to under {number(limit)} by step {since}; {rest} steps "
+            f"later it is {number(rate.last)}, and the loss is still {number(now)} (initially {number(first)}).",
             "call scheduler.step() once per epoch if its arguments count epochs, or pass the number of steps: "
             "CosineAnnealingLR(optimizer, T_max=epochs * len(loader)); ReduceLROnPlateau needs mode='min' for a loss.",
             "decayed",

@@ -196,6 +196,20 @@ def test_a_schedule_that_ran_out_while_the_loss_fell_is_told():
     assert not run_out(0.0)
 
 
+def test_a_rate_that_falls_on_is_not_said_to_stay():
+    """Of a rate that is halved again and again, the date is that of its limit, and the last value that of now."""
+    (found,) = issues(
+        LearningRate(),
+        loss=[2.3 - 0.004 * min(step, 60) + 0.02 * (step * 7 % 5 - 2) for step in range(200)],
+        learning_rate=[0.1 * 0.5 ** (step // 3) for step in range(200)],
+        update__ratio=[1e-3] * 200,
+    )
+    assert (found.cause, found.step) == ("decayed", 31)
+    rest = int(found.message.split(" steps later")[0].split()[-1])
+    assert "from 0.1 to under 0.0001 by step 31; " in found.message
+    assert f"{rest} steps later it is {0.1 * 0.5 ** ((30 + rest) // 3):.3g}, " in found.message
+
+
 SELDOM = (*range(1, 133), *range(144, 193, 16), *range(256, 1100, 128))
 
 
