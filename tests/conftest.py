@@ -54,9 +54,7 @@ def pytest_addoption(parser):
     """Add what verdicts are tested with beyond one machine: see ``tests/perturb.py``."""
     group = parser.getgroup("verdicts")
     group.addoption("--perturb", default="", help="arithmetic of another machine: products,inputs,seed=3,threads=2")
-    group.addoption(
-        "--one-seed", action="store_true", help="of the tests that differ in their seed alone, run the first"
-    )
+    group.addoption("--ends", action="store_true", help="of the cases of each test, run the first and the last")
     group.addoption("--margins", type=float, help="move every threshold by this share and print which verdicts change")
 
 
@@ -74,22 +72,15 @@ LONGEST = (
 _PLACES = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
 
 
-def _beside_the_seed(item):
-    """Return what tells a test from those that differ in their seed alone."""
-    params = item.callspec.params if hasattr(item, "callspec") else {}
-    return (
-        item.path,
-        item.originalname,
-        *sorted((name, repr(value)) for name, value in params.items() if name != "seed"),
-    )
-
-
 def pytest_collection_modifyitems(config, items):
     """Begin with the files that take longest; the others keep their order."""
-    if config.getoption("one_seed"):
-        first = {_beside_the_seed(item): item for item in reversed(items)}.values()
-        config.hook.pytest_deselected(items=[item for item in items if item not in first])
-        items[:] = reversed(first)
+    if config.getoption("ends"):
+        cases = {}
+        for item in items:
+            cases.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
+        kept = {id(each) for every in cases.values() for each in (every[0], every[-1])}
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+        items[:] = [item for item in items if id(item) in kept]
     items.sort(key=lambda item: _PLACES.get(item.path, len(LONGEST)))
 
 
