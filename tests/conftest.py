@@ -16,6 +16,11 @@ from gradflow_export import config
 from gradflow_export.engine import backlog
 from gradflow_export.engine import exporter_report as reports
 
+try:
+    import fcntl
+except ImportError:  # no worker waits for another on Windows
+    fcntl = None
+
 # Small models wait for each other's threads where other work shares the cores; bits do not depend on the machine either.
 torch.set_num_threads(1)
 
@@ -82,6 +87,19 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
         items[:] = [item for item in items if id(item) in kept]
     items.sort(key=lambda item: _PLACES.get(item.path, len(LONGEST)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Have one worker collect first; the others find compiled what it compiled, and take a third of the time for it."""
+    if fcntl is None or not hasattr(session.config, "workerinput"):
+        return (yield)
+    with Path(__file__).open(encoding="utf-8") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            fcntl.flock(held, fcntl.LOCK_SH)
+        return (yield)
 
 
 def pytest_collection_finish():
