@@ -189,7 +189,7 @@ def test_sampling_compiles_nothing_anew(watching, recorded):
 def test_real_code_keeps_its_bits(watching, recorded, eager):
     """Inductor's code with taps has the losses and parameters of its code without, and the values of the eager model."""
     wanted = eager(Tiny())
-    quick = {"compile_threads": 1, "cpp_cache_precompile_headers": False, "cpp.simdlen": 1}
+    quick = {"compile_threads": 1, "cpp_cache_precompile_headers": True, "cpp.simdlen": 1}  # eight kernels, one header
     with torch._inductor.config.patch(quick):
         plain = Tiny()
         bits = train(torch.compile(plain, fullgraph=True), plain)
