@@ -3,9 +3,6 @@
 import pytest
 import torch
 from torch import distributed, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from gradflow_export import Exporter, MemoryWriter
 from gradflow_export.schedule import INTERVALS
@@ -21,6 +18,8 @@ def group():
 
 def shard(model):
     """Shard each block, then what is left."""
+    from torch.distributed.fsdp import fully_shard  # here, as every process collects this file, and few run it
+
     for block in model:
         fully_shard(block)
     fully_shard(model)
@@ -28,6 +27,9 @@ def shard(model):
 
 def split(model):
     """Split one weight by columns, the next by rows."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
     mesh = init_device_mesh("cpu", (1,))
     parallelize_module(model, mesh, {"0.0": ColwiseParallel(), "1.0": RowwiseParallel()})
 

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, optimize, stats
 from torch import nn
 
 from gradflow_export import Exporter, GradientGainMonitor, MemoryWriter
@@ -126,6 +125,7 @@ def test_norms_where_plain_float32_fails(tensor, expected):
 
 def mean_field(sigma_w, activation, derivative):
     """Return sqrt(chi) at the fixed point of the length map (Schoenholz et al. 2017), by quadrature."""
+    from scipy import integrate, optimize  # here, as every process collects this file, and few run it
 
     def expected(f, q):
         def integrand(z):
@@ -291,6 +291,8 @@ def test_theil_sen_ignores_spikes_that_bias_least_squares():
 @pytest.mark.parametrize("n", [2, 3, 10, 41])
 def test_theil_sen_equals_scipy(n):
     """Slope and 95 % bounds are those of scipy.stats.theilslopes."""
+    from scipy import stats
+
     generator = np.random.default_rng(n)
     x, y = np.sort(generator.normal(size=n)), generator.normal(size=n)
     slope, low, high = theil_sen_bounds(x, y)
