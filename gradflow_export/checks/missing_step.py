@@ -1,22 +1,27 @@
-"""Backward passes after which no optimizer of the model ever steps."""
+"""Backward passes after which no optimizer of the model steps, from the beginning or any more."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.autograd_graph.nodes import walk
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.instances import instances
 from gradflow_export.hooks.readings import Clue, Drained
 from gradflow_export.metrics.arrays.checksum import checksum
+from gradflow_export.metrics.arrays.finite import looks_broken
 from gradflow_export.metrics.arrays.norms import dense_entries
+from gradflow_export.records.issues import Issue, IssueType, Severity
 from gradflow_export.records.step_record import RUN_SITE
 
 _log = logging.getLogger("gradflow_export")
@@ -25,6 +30,8 @@ LONELY_BACKWARD_PASSES = 20
 GATHERING_PASSES = 200
 """Passes whose gradients are added up, after which it is said that no step has come."""
 FOLLOWED = 4
+SEVERAL = 4
+"""So many times the most passes that led to one step are waited for before it is said that no more steps come."""
 MOST = 0.9
 """Share of the parameters that a stranger's copies must have to be taken for copies of this model."""
 
@@ -58,6 +65,139 @@ _UNGRADED = (
     "changes of the weights between calls of the model without gradients, and no optimizer step seen. If this is "
     "training (evolution strategies, manual updates), call exporter.step() once after each update."
 )
+
+_NO_STEP = Issue(
+    IssueType.NUMERICAL,
+    Severity.CRITICAL,
+    "",
+    1,
+    math.nan,
+    0.0,
+    f"the loss is NaN or Inf, and after {LONELY_BACKWARD_PASSES} backward passes no optimizer step has followed: "
+    "nothing is trained any more. A gradient scaler skips each step whose gradients are not finite.",
+    "stop at the first loss that is not finite, assert torch.isfinite(loss), and look at the batch and the inputs of "
+    "this step; with torch.amp.GradScaler, a scale that falls at each step says the same.",
+    cause="no step follows",
+)
+"""Its step is the one under way."""
+
+
+class AwaitedStep:
+    """Counts the backward passes since the last step, and says why none will come.
+
+    Losses that stay NaN or Inf are told of, as a gradient scaler skips the steps of all of them. So is an optimizer
+    that has stepped and does not any more, where all speaks for it: the model is in training mode, its gradients are
+    finite and cleared each time, its weights rest, no other optimizer steps, and the loss is made as it was and of
+    nothing that requires a gradient but the parameters, unlike in attacks and in the passes of other players. Only
+    where far more passes have come than ever led to a step, gradients and weights are looked at.
+
+    Args:
+        model: Returns the model.
+        tell: Takes an issue, and once more when it is over.
+
+    Attributes:
+        lost: Whether losses were told of since the last step.
+    """
+
+    def __init__(self, model: Callable[[], nn.Module | None], tell: Callable[[Issue], object]) -> None:
+        self._model, self._tell = model, tell
+        self._passes = self._most = self._from = 0
+        self.lost = self._within = self._over = self._looks = False
+        self._usual: object = None
+        self._before: list[Tensor | None] = []
+
+    def step(self, head: object = None, *, within: bool = False) -> None:
+        """Take notice of a step that begins or ends.
+
+        Args:
+            head: How the loss of its last pass was made.
+            within: Whether it begins: passes until it ends belong to it.
+        """
+        if self.lost and self._passes < LONELY_BACKWARD_PASSES:
+            self.lost = False
+            self._tell(replace(_NO_STEP, healed_step=1))
+        self._most, self._usual = max(self._most, self._passes), head or self._usual
+        self._within, self._over = within, False
+        self._passes = 0
+        self.start_over()
+
+    def start_over(self, _optimizer: Optimizer | None = None) -> None:
+        """Take notice of what says that the passes so far are for something else, as a step of another optimizer."""
+        self._from, self._looks = self._passes, False
+
+    def begin(self, roots: Sequence[Tensor], head: object) -> Drained:
+        """Count a backward pass that begins; return what there is to tell.
+
+        Args:
+            roots: The scalars that it begins at.
+            head: How the loss of the pass before was made.
+        """
+        model = self._model()
+        if model is None or self._within:
+            return []
+        self._passes += 1
+        if self._passes % LONELY_BACKWARD_PASSES == 0 and not self.lost and any(map(_is_lost, roots)):
+            self.lost = True
+            self._tell(_NO_STEP)
+            return [Clue.by_layer("wiring.lost_passes", {RUN_SITE: float(self._passes)})]
+        count, limit = self._passes - self._from, max(LONELY_BACKWARD_PASSES, SEVERAL * self._most)
+        if self._usual is None or self._over or self.lost or count <= limit // 2:
+            return []
+        if not model.training or not is_cleared(model):
+            self.start_over()
+        elif not self._looks:
+            self._looks, self._before = True, sums_of(model)
+        elif count > limit:
+            stopped = head == self._usual and are_same(sums_of(model), self._before) and _is_of(model, roots)
+            self.start_over()
+            self._over = stopped
+            return [Clue.by_layer("wiring.stopped_passes", {RUN_SITE: float(self._passes - 1)})] if stopped else []
+        return []
+
+    def over(self) -> None:
+        """Take notice of the end of a pass: whether it brought finite gradients; waits for the device where asked."""
+        model = self._model()
+        if self._looks and model is not None:
+            gradients = [p.grad for p in trained(model) if p.grad is not None]
+            if not gradients or any(map(looks_broken, gradients)):
+                self.start_over()
+
+
+def trained(model: nn.Module | None) -> Iterator[nn.Parameter]:
+    """Return the parameters of a model that require a gradient."""
+    return (p for p in (() if model is None else model.parameters()) if p.requires_grad)
+
+
+def sums_of(model: nn.Module | None) -> list[Tensor | None]:
+    """Return a checksum of all entries of each parameter that is trained. Shape: scalars."""
+    return list(map(checksum, trained(model)))
+
+
+def are_same(now: Sequence[Tensor | None], before: Sequence[Tensor | None]) -> bool:
+    """Whether parameters are what they were, bit for bit, by their checksums; waits for the device."""
+    known = [(a, b) for a, b in zip(now, before, strict=False) if a is not None and b is not None]
+    return len(known) == len(now) == len(before) > 0 and all(torch.equal(a, b) for a, b in known)
+
+
+def is_cleared(model: nn.Module | None) -> bool:
+    """Whether gradients are none or zero, by the first parameters, where they arrive last.
+
+    Waits for the device where they were not cleared by ``None``.
+    """
+    gradients = [p.grad for p in itertools.islice(trained(model), FOLLOWED)]
+    return not any(g is not None and bool(dense_entries(g).any()) for g in gradients)
+
+
+def _is_lost(root: Tensor) -> bool:
+    known = not isinstance(root, torch_private.FakeTensor) and root.device.type != "meta"
+    return known and looks_broken(root.detach())
+
+
+def _is_of(model: nn.Module, roots: Sequence[Tensor]) -> bool:
+    """Whether of all tensors that require a gradient only parameters of the model lead to a loss."""
+    known = set(map(id, model.parameters()))
+    leaves = [getattr(node, "variable", None) for node in walk([root.grad_fn for root in roots])]
+    return bool(roots) and all(leaf is None or id(leaf) in known for leaf in leaves)
 
 
 class LonelyPasses:
@@ -126,12 +266,11 @@ class LonelyPasses:
         # A pass that is under way was begun by ``torch.autograd.grad``, or leads to tensors that stand in for these.
         self._brought |= torch_private.backward_number() == -1
         if self._passes == 1:
-            self._before = self._sums()
+            self._before = sums_of(self.model())
         elif self._passes <= LONELY_BACKWARD_PASSES and self._cleared:
             # Waits for the device where gradients were not cleared by None: once, for then they are kept. In the first
             # parameters they arrive last, so that what is found is what earlier passes left.
-            gradients = [p.grad for p in itertools.islice(self._trained(), FOLLOWED)]
-            self._cleared = not any(g is not None and bool(dense_entries(g).any()) for g in gradients)
+            self._cleared = is_cleared(self.model())
         if self._passes == GATHERING_PASSES and not self._cleared and self._rests():
             self._tell(_GATHERED, GATHERING_PASSES)
             return [Clue.by_layer("wiring.gathering_passes", {RUN_SITE: float(self._passes)})]
@@ -163,18 +302,10 @@ class LonelyPasses:
         return self._stamp != before != ()
 
     def _trained(self) -> Iterator[nn.Parameter]:
-        model = self.model()
-        return (p for p in (() if model is None else model.parameters()) if p.requires_grad)
-
-    def _sums(self) -> list[Tensor | None]:
-        """Return a checksum of all entries of each parameter that is trained."""
-        return list(map(checksum, self._trained()))
+        return trained(self.model())
 
     def _rests(self) -> bool:
-        """Whether the parameters are what they were, bit for bit."""
-        now, before = self._sums(), self._before
-        known = [(a, b) for a, b in zip(now, before, strict=False) if a is not None and b is not None]
-        return len(known) == len(now) == len(before) > 0 and all(torch.equal(a, b) for a, b in known)
+        return are_same(sums_of(self.model()), self._before)
 
     def _awaited(self) -> bool:
         """Whether there is an optimizer that holds parameters and has not stepped."""

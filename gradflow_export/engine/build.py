@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.checks.missing_step import LonelyPasses
+from gradflow_export.checks.missing_step import AwaitedStep, LonelyPasses
 from gradflow_export.config import Settings
 from gradflow_export.distributed.rank_transport import Exchange
 from gradflow_export.engine.external_issues import ToldJudge
@@ -97,7 +97,7 @@ def make_loop(
     say_what_is_not_read(code)
     part, reference = guard.part, weakref.ref(model)
     told: deque[Issue | Note] = deque(maxlen=TOLD)
-    lonely = LonelyPasses(reference)
+    lonely, awaited = LonelyPasses(reference), AwaitedStep(reference, told.append)
     clipping = ClippingInstrument(reference, guard=part("clipping"))
     block = _make_blocks(model, blocks, code, part)
     block.calls.on_passed_over = part("wiring")(lonely.passed_over)
@@ -105,10 +105,10 @@ def make_loop(
     found = make_instruments(Setting(model, code, part, block.names, told.append, given))
     armed = tuple(sorted(found, key=stepped))
     hand = HandUpdates(reference, code, guard=part("wiring"))
-    loss = _make_loss(criterion, reference, block, clipping, hand, armed, part)
+    loss = _make_loss(criterion, reference, block, clipping, hand, awaited, armed, part)
     instruments = Instruments(block, GradientInstrument(), loss, clipping, armed)
     schedule = settings.schedule.for_sites(_sites(model, instruments, settings))
-    loop = TrainingLoop(instruments, schedule, guard, hand_over, lonely, hand)
+    loop = TrainingLoop(instruments, schedule, guard, hand_over, lonely, awaited, hand)
     loop.told, loop.clock = told, StepClock(settings.budget, settings.floor)
     guard.on_failure = lambda name: told.append(Note(DISABLED, name, loop.steps + 1))
     loop.partners.roles = Roles(model, roles)
@@ -144,10 +144,12 @@ def _make_loss(
     block: BlockInstrument,
     clipping: ClippingInstrument,
     hand: HandUpdates,
+    awaited: AwaitedStep,
     armed: Sequence[Instrument],
     part: Callable[[str], Part],
 ) -> LossInstrument:
     """Return what reads losses, and reports backward passes to all others."""
+    end_awaited = part("wiring")(awaited.over)
     cleared = [block.store.clear, clipping.start_over, *(each.cleared for each in armed if overrides(each, "cleared"))]
 
     def start_over() -> None:
@@ -157,6 +159,7 @@ def _make_loss(
     def over() -> None:
         clipping.over()
         hand.over()
+        end_awaited()
         block.store.after = True
 
     loss = LossInstrument(
@@ -191,8 +194,9 @@ def _follow_optimizers(
 ) -> OptimizerSteps:
     """Return what calls the loop around the steps of the model's optimizers, and reports those of others."""
     armed, loss = loop.instruments.armed, loop.instruments.loss
-    noticing = [
+    noticing: list[Callable[[Optimizer], None]] = [
         loop.lonely.noticed,
+        loop.awaited.start_over,
         Game(model, loss.roots, part("games")).stepped,
         *(each.noticed for each in armed if overrides(each, "noticed")),
     ]

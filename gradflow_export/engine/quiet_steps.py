@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import Optimizer
 
+from gradflow_export.checks.missing_step import LONELY_BACKWARD_PASSES
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.transfer import Bundle
+from gradflow_export.hooks.backward_listener import listen
 from gradflow_export.hooks.optimizer_hooks import PassedSteps
 from gradflow_export.hooks.optimizer_steps import Owned
 from gradflow_export.hooks.readings import Drained
@@ -51,6 +54,8 @@ class QuietSteps:
         self._glances: weakref.WeakKeyDictionary[Optimizer, Glance] = weakref.WeakKeyDictionary()
         self._part = guard.part("glances")
         self._read_last = guard.part("the last weights", rests=False)(self._ask_last)
+        self._wake = guard.part("passes between two records", rests=False)(self.end)
+        self._most, self._at, self._unused, self._thread = LONELY_BACKWARD_PASSES, 0, 0, 0
         self._left: Drained = []  # by optimizers that are gone
         self._left_at = 0
 
@@ -64,6 +69,10 @@ class QuietSteps:
         step = loop.steps + 1
         count = PAUSED if loop.paused else loop.schedule.next_recorded(step, self.spacing(step)) - step
         if count > 0 and loop.optimizers is not None and isinstance(optimizer, Optimizer):
+            self._at = self._unused = 0
+            self._thread = threading.get_ident()
+            if not loop.paused:
+                self._resting.enter_context(listen(self))
             self._resting.enter_context(self._guard.suspended())
             for end in loop.instruments.rest():
                 self._resting.callback(end)
@@ -71,6 +80,21 @@ class QuietSteps:
             self.steps.begin(
                 count, optimizer, loop.optimizers.strangers, self._passed, glance=self._glance, first=first
             )
+
+    def see(self, _tensors: Any, _gradients: Any) -> None:
+        """Count a backward pass of the process; where many come and no step does, look at all again.
+
+        Nothing else would notice that training has stopped. Where it had not, twice as many are waited for next time.
+        """
+        passed = self.steps.passed
+        self._unused = self._unused + 1 if passed == self._at else 1
+        self._at = passed
+        if self._unused > self._most and self._thread == threading.get_ident() and not self.steps.inside:
+            self._most *= 2
+            self._wake()
+
+    def over(self, seconds: float | None) -> None:
+        """Take no notice of the end of a backward pass."""
 
     @property
     def _between(self) -> int:
@@ -101,6 +125,7 @@ class QuietSteps:
         """Record nothing from the next step on, or with ``on=False`` go on."""
         self.end()
         self._loop.paused = on
+        self._loop.awaited.start_over()
         if self._loop.open is None:  # no optimizer has stepped yet: what was planned can change
             self._loop.plan()
 

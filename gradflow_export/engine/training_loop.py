@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.checks.missing_step import LonelyPasses
+from gradflow_export.checks.missing_step import AwaitedStep, LonelyPasses
 from gradflow_export.engine.gradient_use import UsedGradients
 from gradflow_export.engine.held_records import HeldStep
 from gradflow_export.engine.instruments import Asked, Instruments, draining, gathered, guarded
@@ -25,6 +25,7 @@ from gradflow_export.engine.pace import Pace
 from gradflow_export.engine.quiet_steps import QuietSteps
 from gradflow_export.engine.step_timer import StepClock
 from gradflow_export.engine.transfer import Bundle, pack
+from gradflow_export.hooks.backward_listener import Root
 from gradflow_export.hooks.optimizer_steps import OptimizerStep, OptimizerSteps, Owned, owned_by_hand
 from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.backward_passes import MOST_READ
@@ -56,9 +57,10 @@ class TrainingLoop:
         guard: Guard,
         hand_over: Callable[[Bundle], None],
         lonely: LonelyPasses,
+        awaited: AwaitedStep,
         hand: HandUpdates,
     ) -> None:
-        self.instruments, self.lonely, self.hand = instruments, lonely, hand
+        self.instruments, self.lonely, self.awaited, self.hand = instruments, lonely, awaited, hand
         self.noted: Drained = []  # readings of others, for the next record; of one metric the last counts
         self.told: deque[Issue | Note] = deque(maxlen=TOLD)  # issues and notes, for the record of the step under way
         self.pace = Pace()
@@ -94,12 +96,12 @@ class TrainingLoop:
         self._complete = gathered(instruments.armed, "complete", part)
         self._transfer = part("transfer")(_pack)
         self._held = HeldStep(instruments.stepped, guard, self._transfer, hand_over)
-        self._tell_lonely = part("wiring")(lambda bundle: _pack(lonely.begin(), bundle))
+        self._tell_lonely = part("wiring")(partial(_notice_pass, self))
 
     def attach(self) -> contextlib.ExitStack:
         """Attach all instruments and plan the first step; closing the returned stack undoes it."""
         self.instruments.blocks.store.on_backward = self.notice_lonely
-        self.instruments.loss.on_pass = partial(self.notice_lonely, begins=True)
+        self.instruments.loss.on_pass = self.notice_lonely
         with self.hand.attach() as stack:
             # First of all hooks, so that what other instruments do after the step does not count as the step's time.
             for each in self.instruments.hooked:
@@ -114,6 +116,7 @@ class TrainingLoop:
         """Read gradients as the optimizer will use them, and weights when they are due."""
         self.lonely.over = self.instruments.loss.roots.used = True
         self.instruments.loss.scale = step.loss_scale
+        self.awaited.step(self.instruments.loss.root[0], within=True)
         if self.hand.on:
             self.hand.on = False
             self._used.take_back(self)
@@ -133,6 +136,7 @@ class TrainingLoop:
 
     def after(self, step: OptimizerStep) -> None:
         """Read the updates, pack everything, and hand the step over when it is complete."""
+        self.awaited.step()
         if (several := self._players.several(step)) and self._players.pass_by(step):
             return
         rates = _learning_rates(step.optimizer) if self.recorded else []
@@ -169,6 +173,7 @@ class TrainingLoop:
 
     def skip(self, step: OptimizerStep) -> None:
         """Forget the overflowed gradients of a step that a gradient scaler skipped; the loss counts."""
+        self.awaited.step()
         self.instruments.skip(step)
 
     def step_by_hand(self, model: nn.Module) -> None:
@@ -179,6 +184,7 @@ class TrainingLoop:
                 _log.warning("gradflow: an optimizer's steps are counted by themselves; exporter.step() is ignored.")
             return
         self.lonely.over = True
+        self.awaited.step(self.instruments.loss.root[0])
         self.hand.end(model)
         self._held.begin()
         step = _by_hand(self, model)
@@ -202,20 +208,33 @@ class TrainingLoop:
         if self.open is not None:
             self._finish()
         self._held.ask(last=last)
-        if last and self.pace.make_up():
+        if last:
+            self._make_up()
+
+    def _make_up(self) -> None:
+        if self.pace.make_up():
             self._hand_over(self.quiet.last_step(self._transfer))
 
-    def notice_lonely(self, *, begins: bool = False) -> None:
-        """Count a backward pass once, as it begins; those that lead to no step make a record for the rules."""
+    def notice_lonely(self, roots: Sequence[Root] | None = None) -> None:
+        """Count a backward pass once, as it begins; those that lead to no step make a record for the rules.
+
+        Args:
+            roots: What the pass begins at, ``None`` where it is known from what arrives at a block.
+        """
         if self.due and self.instruments.loss.passes.begun >= MOST_READ:
             self.due = self.instruments.give_up()
-        if begins and self.hand.on:
+        if roots is not None and self.hand.on:
             self.hand.begin()
         # What reaches a block while a pass is under way belongs to that pass.
-        if self.open is None and not (self.lonely.over or self.instruments.loss.passes.under):
+        begins = not (self.paused or self.instruments.loss.passes.under)
+        if self.open is None and begins and not (self.lonely.over and roots is None):
             bundle = Bundle(self.steps + 1, time.time())
-            self._tell_lonely(bundle)
-            if bundle.packed and not self.paused:
+            self._tell_lonely(bundle, roots)
+            if bundle.packed:
+                while self.told:
+                    bundle.told.append(self.told.popleft())
+                self._held.release()
+                self._make_up()
                 self.steps += 1
                 self._hand_over(bundle)
 
@@ -294,6 +313,14 @@ class TrainingLoop:
 def _pack(drained: Drained, bundle: Bundle) -> None:
     if drained:
         bundle.packed.extend(pack(drained))
+
+
+def _notice_pass(loop: TrainingLoop, bundle: Bundle, roots: Sequence[Root] | None) -> None:
+    """Count a backward pass that begins, and put what is to be said of those without a step into a bundle."""
+    if roots is not None:
+        _pack(loop.awaited.begin([root for root, _ in roots], loop.instruments.loss.root[0]), bundle)
+    if not (loop.lonely.over or loop.awaited.lost):
+        _pack(loop.lonely.begin(), bundle)
 
 
 def _by_hand(loop: TrainingLoop, model: nn.Module) -> OptimizerStep:

@@ -40,14 +40,15 @@ class PassedSteps:
     Attributes:
         left: Steps that are still to be passed by.
         passed: Steps that were, since it began.
+        inside: Whether one of them is under way.
     """
 
-    __slots__ = ("_ended", "_glance", "_inside", "_look", "_optimizer", "_strangers", "_thread", "left", "passed")
+    __slots__ = ("_ended", "_glance", "_look", "_optimizer", "_strangers", "_thread", "inside", "left", "passed")
 
     def __init__(self) -> None:
         self.left = self._look = self._thread = 0
         self._glance: Callable[[Optimizer], int] | None = None
-        self.passed, self._inside = 0, False
+        self.passed, self.inside = 0, False
         self._optimizer: weakref.ref[Optimizer] | None = None
         self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._ended: Callable[[int], None] | None = None
@@ -75,7 +76,7 @@ class PassedSteps:
         """
         self._glance, self._look = glance, steps - first
         self._optimizer, self._strangers, self._ended = weakref.ref(optimizer), strangers, ended
-        self.passed, self._inside, self._thread = 0, False, threading.get_ident()
+        self.passed, self.inside, self._thread = 0, False, threading.get_ident()
         self.left = steps
 
     def end(self) -> None:
@@ -87,8 +88,8 @@ class PassedSteps:
 
     def before(self, optimizer: Optimizer) -> bool:
         """Return whether a step that begins is passed by."""
-        if self._optimizer is not None and self._optimizer() is optimizer and not self._inside:
-            self._inside = True
+        if self._optimizer is not None and self._optimizer() is optimizer and not self.inside:
+            self.inside = True
             if self.left == self._look and self._glance is not None:
                 later = self._glance(optimizer)
                 self._look -= later
@@ -102,10 +103,10 @@ class PassedSteps:
     def after(self, optimizer: Optimizer) -> bool:
         """Return whether a step that has ended was passed by."""
         if self._optimizer is not None and self._optimizer() is optimizer:
-            if not self._inside or getattr(optimizer, "found_inf", None) is not None:
+            if not self.inside or getattr(optimizer, "found_inf", None) is not None:
                 self.end()
                 return False
-            self._inside = False
+            self.inside = False
             self.passed += 1
             self.left -= 1
             if not self.left:

@@ -67,7 +67,7 @@ class LossInstrument:
         guard: Wraps the hooks.
 
     Attributes:
-        on_pass: Called before each backward pass of the model.
+        on_pass: Called before each backward pass of the model with the scalars that it begins at.
         on_root: Each is called with each tensor on which ``backward`` is called for this model.
         follows: Whether losses on which ``backward`` is called are reported as those with a graph.
         scale: What a gradient scaler multiplied the losses of the step under way by, ``None`` without one.
@@ -96,7 +96,7 @@ class LossInstrument:
         self._awaited: dict[int, Callable[[], Tensor | None]] = {}
         self._refused: set[str] = set()
         self.want_logits, self.seen, self.follows = False, False, True
-        self.on_pass: Callable[[], None] = lambda: None
+        self.on_pass: Callable[[Sequence[Root]], None] = lambda _roots: None
         self.on_root: Sequence[Callable[[Tensor], None]] = ()
         self.root: tuple[object, float | None] = (None, None)
         self.scale: Tensor | None = None
@@ -274,7 +274,7 @@ class LossInstrument:
 
     def _pass_begins(self, roots: Sequence[Root]) -> None:
         """Begin a backward pass; what runs inside it has to be detected from there."""
-        self.on_pass()
+        self.on_pass(roots)
         begun = self.passes.begin()
         self._rooted = self._told = True
         for root, given in roots:

@@ -7,7 +7,6 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -27,7 +26,6 @@ from gradflow_export.instruments.rerun import Repeatable, before_step, repeat
 from gradflow_export.metrics.arrays.finite import looks_broken
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.records.catalog import MetricSpec, spec
-from gradflow_export.records.issues import Issue, IssueType, Severity
 from gradflow_export.records.step_record import RUN_SITE
 
 HELD_BYTES = 8 * 2**20
@@ -37,27 +35,9 @@ somebody else keeps them."""
 CALLS = 64
 """Forward passes of one step that are kept."""
 
-WAITED = 20
-"""Backward passes without a step after which the loss is looked at, once in so many: some accumulate over more."""
-
 LOOKS = 3
 """Failing steps per run that are looked into; a run that stays NaN costs nothing more."""
 
-
-_NO_STEP = Issue(
-    IssueType.NUMERICAL,
-    Severity.CRITICAL,
-    "",
-    1,
-    math.nan,
-    0.0,
-    f"the loss is NaN or Inf, and after {WAITED} backward passes no optimizer step has followed: nothing is trained "
-    "any more. A gradient scaler skips each step whose gradients are not finite.",
-    "stop at the first loss that is not finite, assert torch.isfinite(loss), and look at the batch and the inputs of "
-    "this step; with torch.amp.GradScaler, a scale that falls at each step says the same.",
-    cause="no step follows",
-)
-"""Its step is the one under way."""
 
 _Seen = tuple[Callable[[], Tensor | None], int]
 """A tensor that a forward pass took or gave, and what version of it."""
@@ -89,11 +69,6 @@ def _version(model: nn.Module) -> int:
     return -1 if first is None else torch_private.version(first) or 0
 
 
-def _is_lost(root: Tensor) -> bool:
-    known = not isinstance(root, torch_private.FakeTensor) and root.device.type != "meta"
-    return known and looks_broken(root.detach())
-
-
 class OriginInstrument(Instrument):
     """Says at which module, parameter or input the first NaN or Inf arose, and in which micro-batch.
 
@@ -103,8 +78,7 @@ class OriginInstrument(Instrument):
     layers it lies between. Where only gradients are not finite, the NaN arose in the backward pass, and the last
     parameter in order of registration that has it is nearest to where.
 
-    A loss on another device than the CPU is not looked at, which would make the training thread wait for it, except
-    once in :data:`WAITED` backward passes of which no step follows.
+    A loss on another device than the CPU is not looked at, which would make the training thread wait for it.
 
     Args:
         model: Gives the model, or ``None`` when it is gone.
@@ -112,7 +86,6 @@ class OriginInstrument(Instrument):
             same dropout on the CPU and the same autocast; buffers and generators are put back. Python side effects of
             ``forward`` happen once more.
         guard: Wraps the hooks.
-        tell: Takes an issue where losses stay NaN or Inf and no step follows, as a gradient scaler skips all of them.
     """
 
     instrument: ClassVar[str] = "origin"
@@ -124,10 +97,8 @@ class OriginInstrument(Instrument):
         *,
         rerun: bool | None = None,
         guard: Guard = unguarded,
-        tell: Callable[[Issue], object] | None = None,
     ) -> None:
-        self._model, self._rerun, self._guard, self._tell = model, bool(rerun), guard, tell
-        self._waiting, self._told = 0, False
+        self._model, self._rerun, self._guard = model, bool(rerun), guard
         self._version = -1
         self._calls: deque[Repeatable] = deque(maxlen=CALLS)
         self._passes: deque[_Pass] = deque(maxlen=CALLS)
@@ -143,7 +114,7 @@ class OriginInstrument(Instrument):
     def make(cls, setting: Setting) -> OriginInstrument:
         """Make one for a model."""
         rerun = setting.given.get("rerun_nonfinite")
-        return cls(weakref.ref(setting.model), rerun=rerun, guard=setting.part(cls.instrument), tell=setting.note)
+        return cls(weakref.ref(setting.model), rerun=rerun, guard=setting.part(cls.instrument))
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
@@ -174,10 +145,6 @@ class OriginInstrument(Instrument):
             root: What ``backward`` is called on.
         """
         self._roots, self._gone = self._roots + 1, self._number
-        self._waiting += 1
-        if self._waiting % WAITED == 0 and self._tell is not None and not self._told and _is_lost(root):
-            self._told = True
-            self._tell(_NO_STEP)
         if self._rerun or self._found is not None or self._broken or not self._left:
             return
         if root.device.type != "cpu" or isinstance(root, torch_private.FakeTensor):
@@ -215,9 +182,6 @@ class OriginInstrument(Instrument):
 
     def drain(self) -> Drained:
         """Give out what was found, and forget the passes of this step."""
-        if self._told and self._waiting < WAITED and self._tell is not None:
-            self._told = False
-            self._tell(replace(_NO_STEP, healed_step=1))
         if self._found is not None and not self._broken:  # somebody took the gradients away before the step
             self._say(*self._found)
         out, self._out = self._out, []
@@ -226,7 +190,6 @@ class OriginInstrument(Instrument):
 
     def forget(self) -> None:
         """Forget the passes of this step."""
-        self._waiting = 0
         self._calls.clear()
         self._passes.clear()
         self._held = self._number = self._roots = self._unread = self._gone = 0

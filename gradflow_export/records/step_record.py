@@ -378,9 +378,12 @@ class Gap:
         return Gap(first, last, self.steps + earlier.steps, self.reason)
 
 
+_ALONE = frozenset(f"wiring.{which}_passes" for which in ("lonely", "gathering", "lost", "stopped"))
+
+
 def passes_alone(record: StepRecord) -> bool:
     """Whether a record reports backward passes that led to no optimizer step."""
-    return not {"wiring.lonely_passes", "wiring.gathering_passes"}.isdisjoint(record.facts)
+    return not _ALONE.isdisjoint(record.facts)
 
 
 def note_from_json(data: Mapping[str, Any]) -> Note:

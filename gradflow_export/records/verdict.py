@@ -53,7 +53,7 @@ class Course:
     """How far a run came and how its loss went.
 
     Attributes:
-        steps: Number of records.
+        steps: Number of records of steps; before the first of them, of backward passes that led to none.
         before: Number of records of earlier sessions, where these are not among them.
         last: Last recorded step.
         ends: The first and the last loss.
@@ -76,9 +76,13 @@ class Course:
 
     def add(self, record: StepRecord) -> None:
         """Take in one record."""
-        self.steps, self.last = self.steps + 1, record.step
+        alone = passes_alone(record)
+        if alone and self.stepped:  # no step
+            return
+        # What came before the first step was none.
+        self.steps, self.last = (self.steps if alone or self.stepped else 0) + 1, record.step
         self.judged = self.judged or any(record.value(name) is not None for name in JUDGED)
-        self.stepped = self.stepped or not passes_alone(record)
+        self.stepped = self.stepped or not alone
         self.players |= own_losses(record.metrics.get("optimizer.loss"))
         loss = record.value("loss")
         if loss is not None:

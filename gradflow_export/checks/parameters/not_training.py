@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from gradflow_export.checks.parameters.passes import BLIND, COPIED, GATHERING, LONELY, counted
+from gradflow_export.checks.parameters.passes import BLIND, COPIED, GATHERING, LONELY, STOPPED, counted
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import BoolArray, Issue, IssueType, Severity, StepRecord
@@ -80,7 +80,9 @@ class NotTraining(Check):
 
     order: ClassVar[int] = 40
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
-    evidence: ClassVar[tuple[str, ...]] = ("connection.state", "wiring.lonely_passes", "wiring.gathering_passes")
+    evidence: ClassVar[tuple[str, ...]] = (
+        "connection.state", "wiring.lonely_passes", "wiring.gathering_passes", "wiring.stopped_passes",
+    )  # fmt: skip
     remembers: ClassVar[tuple[str, ...]] = (
         "activation.saturated_share", "activation.zero_share", "layer.cell_calls", "learning_rate", "loss",
         "parameter.first_entries", "parameter.gradient_norm", "hidden.state", "parameter.weight_norm",
@@ -95,6 +97,8 @@ class NotTraining(Check):
             return (counted(COPIED if foreign >= 0.5 else LONELY, lonely, foreign=foreign),)
         if gathered := seen(record, "wiring.gathering_passes"):
             return (counted(GATHERING, gathered),)
+        if stopped := seen(record, "wiring.stopped_passes"):
+            return (counted(STOPPED, stopped, record.step - 1),)
         series = history.at_sites("connection.state")
         if not record.facts.get("connection.state") or len(series.steps) < self.readings:
             return ()

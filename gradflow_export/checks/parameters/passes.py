@@ -44,6 +44,18 @@ LONELY = replace(
     advice="call optimizer.step() after loss.backward(), with an optimizer created from model.parameters().",
 )
 """Gradients that come and go while no weight changes."""
+STOPPED = replace(
+    LONELY,
+    severity=Severity.HIGH,
+    message="{passes} backward passes computed gradients after the last optimizer step, and no weight changed: "
+    "gradients are cleared each time, and no step follows any more.",
+    advice="look for what keeps step() from being called: a condition around it, a counter, an optimizer that was "
+    "replaced, a scheduler called in its place. If training has ended and these passes serve another purpose, call "
+    "exporter.pause() or exporter.close() before them.",
+    cause="steps stopped",
+    origin="steps stopped",
+)
+"""The same where there were steps before."""
 COPIED = replace(
     LONELY,
     message="{passes} backward passes computed gradients, and no weight changed: the optimizer that steps holds copies "
