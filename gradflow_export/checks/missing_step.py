@@ -30,6 +30,8 @@ LONELY_BACKWARD_PASSES = 20
 GATHERING_PASSES = 200
 """Passes whose gradients are added up, after which it is said that no step has come."""
 FOLLOWED = 4
+EXPECTED = LONELY_BACKWARD_PASSES // 2
+"""Passes since the last step that are only counted."""
 SEVERAL = 4
 """So many times the most passes that led to one step are waited for before it is said that no more steps come."""
 MOST = 0.9
@@ -85,7 +87,7 @@ _NO_STEP = Issue(
 class AwaitedStep:
     """Counts the backward passes since the last step, and says why none will come.
 
-    Losses that stay NaN or Inf are told of, as a gradient scaler skips the steps of all of them. So is an optimizer
+    Losses that stay NaN or Inf are reported, as a gradient scaler skips the steps of all of them. So is an optimizer
     that has stepped and does not any more, where all speaks for it: the model is in training mode, its gradients are
     finite and cleared each time, its weights rest, no other optimizer steps, and the loss is made as it was and of
     nothing that requires a gradient but the parameters, unlike in attacks and in the passes of other players. Only
@@ -96,68 +98,72 @@ class AwaitedStep:
         tell: Takes an issue, and once more when it is over.
 
     Attributes:
-        lost: Whether losses were told of since the last step.
+        passes: How many have begun since the last step.
+        lost: Whether losses were reported since then.
+        within: Whether a step is under way: passes until it ends belong to it.
+        looks: Whether gradients are looked at when a pass ends.
     """
 
     def __init__(self, model: Callable[[], nn.Module | None], tell: Callable[[Issue], object]) -> None:
         self._model, self._tell = model, tell
-        self._passes = self._most = self._from = 0
-        self.lost = self._within = self._over = self._looks = False
+        self.passes = self._from = 0
+        self._most = 1
+        self.lost = self.within = self._over = self.looks = False
         self._usual: object = None
         self._before: list[Tensor | None] = []
 
-    def step(self, head: object = None, *, within: bool = False) -> None:
-        """Take notice of a step that begins or ends.
+    def step(self, head: object, *, within: bool = False) -> None:
+        """Take notice of a step.
 
         Args:
             head: How the loss of its last pass was made.
-            within: Whether it begins: passes until it ends belong to it.
+            within: Whether it only begins.
         """
-        if self.lost and self._passes < LONELY_BACKWARD_PASSES:
+        if self.lost and self.passes < LONELY_BACKWARD_PASSES:
             self.lost = False
             self._tell(replace(_NO_STEP, healed_step=1))
-        self._most, self._usual = max(self._most, self._passes), head or self._usual
-        self._within, self._over = within, False
-        self._passes = 0
-        self.start_over()
+        if self.passes > 1:
+            self._most = max(self._most, self.passes)
+        self._usual, self.within = head, within
+        self._over = self.looks = False
+        self.passes = self._from = 0
 
     def start_over(self, _optimizer: Optimizer | None = None) -> None:
         """Take notice of what says that the passes so far are for something else, as a step of another optimizer."""
-        self._from, self._looks = self._passes, False
+        self._from, self.looks = self.passes, False
 
     def begin(self, roots: Sequence[Tensor], head: object) -> Drained:
-        """Count a backward pass that begins; return what there is to tell.
+        """Take notice of a backward pass that begins, the last that was counted; return what there is to report.
 
         Args:
             roots: The scalars that it begins at.
             head: How the loss of the pass before was made.
         """
         model = self._model()
-        if model is None or self._within:
+        if model is None or self.within:
             return []
-        self._passes += 1
-        if self._passes % LONELY_BACKWARD_PASSES == 0 and not self.lost and any(map(_is_lost, roots)):
+        if self.passes % LONELY_BACKWARD_PASSES == 0 and not self.lost and any(map(_is_lost, roots)):
             self.lost = True
             self._tell(_NO_STEP)
-            return [Clue.by_layer("wiring.lost_passes", {RUN_SITE: float(self._passes)})]
-        count, limit = self._passes - self._from, max(LONELY_BACKWARD_PASSES, SEVERAL * self._most)
+            return [Clue.by_layer("wiring.lost_passes", {RUN_SITE: float(self.passes)})]
+        count, limit = self.passes - self._from, max(LONELY_BACKWARD_PASSES, SEVERAL * self._most)
         if self._usual is None or self._over or self.lost or count <= limit // 2:
             return []
         if not model.training or not is_cleared(model):
             self.start_over()
-        elif not self._looks:
-            self._looks, self._before = True, sums_of(model)
+        elif not self.looks:
+            self.looks, self._before = True, sums_of(model)
         elif count > limit:
             stopped = head == self._usual and are_same(sums_of(model), self._before) and _is_of(model, roots)
             self.start_over()
             self._over = stopped
-            return [Clue.by_layer("wiring.stopped_passes", {RUN_SITE: float(self._passes - 1)})] if stopped else []
+            return [Clue.by_layer("wiring.stopped_passes", {RUN_SITE: float(self.passes - 1)})] if stopped else []
         return []
 
     def over(self) -> None:
         """Take notice of the end of a pass: whether it brought finite gradients; waits for the device where asked."""
         model = self._model()
-        if self._looks and model is not None:
+        if self.looks and model is not None:
             gradients = [p.grad for p in trained(model) if p.grad is not None]
             if not gradients or any(map(looks_broken, gradients)):
                 self.start_over()

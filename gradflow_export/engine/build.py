@@ -159,7 +159,8 @@ def _make_loss(
     def over() -> None:
         clipping.over()
         hand.over()
-        end_awaited()
+        if awaited.looks:
+            end_awaited()
         block.store.after = True
 
     loss = LossInstrument(

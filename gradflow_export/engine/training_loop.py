@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from gradflow_export.checks.missing_step import AwaitedStep, LonelyPasses
+from gradflow_export.checks.missing_step import EXPECTED, AwaitedStep, LonelyPasses
 from gradflow_export.engine.gradient_use import UsedGradients
 from gradflow_export.engine.held_records import HeldStep
 from gradflow_export.engine.instruments import Asked, Instruments, draining, gathered, guarded
@@ -95,8 +95,8 @@ class TrainingLoop:
         self._numbers = gathered(instruments.armed, "numbers", part)
         self._complete = gathered(instruments.armed, "complete", part)
         self._transfer = part("transfer")(_pack)
-        self._held = HeldStep(instruments.stepped, guard, self._transfer, hand_over)
-        self._tell_lonely = part("wiring")(partial(_notice_pass, self))
+        self.held = HeldStep(instruments.stepped, guard, self._transfer, hand_over)
+        self._tell_lonely = part("wiring")(partial(_notice_pass, self, hand_over))
 
     def attach(self) -> contextlib.ExitStack:
         """Attach all instruments and plan the first step; closing the returned stack undoes it."""
@@ -122,7 +122,7 @@ class TrainingLoop:
             self._used.take_back(self)
         if not (self.partners.is_sole(step.optimizer) or self._players.admit(step, self.open, self._finish)):
             return
-        self._held.begin()
+        self.held.begin()
         if not self.recorded:
             return
         if step.closure:
@@ -136,7 +136,7 @@ class TrainingLoop:
 
     def after(self, step: OptimizerStep) -> None:
         """Read the updates, pack everything, and hand the step over when it is complete."""
-        self.awaited.step()
+        self.awaited.within = False
         if (several := self._players.several(step)) and self._players.pass_by(step):
             return
         rates = _learning_rates(step.optimizer) if self.recorded else []
@@ -151,7 +151,7 @@ class TrainingLoop:
                 self.open.layouts.append(step.owned.layout)
         if self._players.step(step, self.open, several=several):
             self._finish()
-            if not (self.recorded or self._held.waits) and self.partners.is_sole(step.optimizer):
+            if not (self.recorded or self.held.waits) and self.partners.is_sole(step.optimizer):
                 self.quiet.begin(step.optimizer)
 
     def _read_after(self, step: OptimizerStep, rates: list[float]) -> None:
@@ -173,7 +173,7 @@ class TrainingLoop:
 
     def skip(self, step: OptimizerStep) -> None:
         """Forget the overflowed gradients of a step that a gradient scaler skipped; the loss counts."""
-        self.awaited.step()
+        self.awaited.within = False
         self.instruments.skip(step)
 
     def step_by_hand(self, model: nn.Module) -> None:
@@ -186,12 +186,12 @@ class TrainingLoop:
         self.lonely.over = True
         self.awaited.step(self.instruments.loss.root[0])
         self.hand.end(model)
-        self._held.begin()
+        self.held.begin()
         step = _by_hand(self, model)
         if self.recorded:
             for look in self._hand_after:
                 look(step)
-            self._held.step_by_hand(step)
+            self.held.step_by_hand(step)
             self._compare(step, [])
         self._collect({})
         if self.open is not None and not self.alone:
@@ -207,36 +207,21 @@ class TrainingLoop:
             self._collect({})
         if self.open is not None:
             self._finish()
-        self._held.ask(last=last)
-        if last:
-            self._make_up()
-
-    def _make_up(self) -> None:
-        if self.pace.make_up():
+        self.held.ask(last=last)
+        if last and self.pace.make_up():
             self._hand_over(self.quiet.last_step(self._transfer))
 
     def notice_lonely(self, roots: Sequence[Root] | None = None) -> None:
-        """Count a backward pass once, as it begins; those that lead to no step make a record for the rules.
-
-        Args:
-            roots: What the pass begins at, ``None`` where it is known from what arrives at a block.
-        """
+        """Count a backward pass once, as it begins; those that lead to no step make a record for the rules."""
         if self.due and self.instruments.loss.passes.begun >= MOST_READ:
             self.due = self.instruments.give_up()
         if roots is not None and self.hand.on:
             self.hand.begin()
         # What reaches a block while a pass is under way belongs to that pass.
-        begins = not (self.paused or self.instruments.loss.passes.under)
-        if self.open is None and begins and not (self.lonely.over and roots is None):
-            bundle = Bundle(self.steps + 1, time.time())
-            self._tell_lonely(bundle, roots)
-            if bundle.packed:
-                while self.told:
-                    bundle.told.append(self.told.popleft())
-                self._held.release()
-                self._make_up()
-                self.steps += 1
-                self._hand_over(bundle)
+        if self.open is None and not self.instruments.loss.passes.under:
+            self.awaited.passes += roots is not None
+            if self.awaited.passes > EXPECTED or not self.lonely.over:
+                self._tell_lonely(roots)
 
     def _collect(self, scalars: dict[str, float]) -> None:
         """Put what the instruments hold into the open bundle."""
@@ -288,7 +273,7 @@ class TrainingLoop:
                     complete(drained.extend)
             if drained:
                 self._transfer(drained, bundle)
-            self._held.put(bundle)
+            self.held.put(bundle)
         self._stepped_for = 0.0
         self.plan()
 
@@ -315,12 +300,23 @@ def _pack(drained: Drained, bundle: Bundle) -> None:
         bundle.packed.extend(pack(drained))
 
 
-def _notice_pass(loop: TrainingLoop, bundle: Bundle, roots: Sequence[Root] | None) -> None:
-    """Count a backward pass that begins, and put what is to be said of those without a step into a bundle."""
-    if roots is not None:
-        _pack(loop.awaited.begin([root for root, _ in roots], loop.instruments.loss.root[0]), bundle)
-    if not (loop.lonely.over or loop.awaited.lost):
+def _notice_pass(loop: TrainingLoop, hand_over: Callable[[Bundle], None], roots: Sequence[Root] | None) -> None:
+    """Hand over what is to be said of backward passes without a step as another one begins."""
+    awaited, bundle = loop.awaited, Bundle(loop.steps + 1, time.time())
+    if loop.paused:
+        awaited.start_over()
+    elif roots is not None:
+        _pack(awaited.begin([root for root, _ in roots], loop.instruments.loss.root[0]), bundle)
+    if not (loop.lonely.over or awaited.lost):
         _pack(loop.lonely.begin(), bundle)
+    if bundle.packed and not loop.paused:
+        while loop.told:
+            bundle.told.append(loop.told.popleft())
+        loop.held.release()
+        if loop.pace.make_up():  # the last step has no record yet
+            hand_over(loop.quiet.last_step(_pack))
+        loop.steps += 1
+        hand_over(bundle)
 
 
 def _by_hand(loop: TrainingLoop, model: nn.Module) -> OptimizerStep:

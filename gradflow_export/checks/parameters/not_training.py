@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from gradflow_export.checks.parameters.passes import BLIND, COPIED, GATHERING, LONELY, STOPPED, counted
+from gradflow_export.checks.parameters.passes import ALONE, BLIND, COPIED, GATHERING, LONELY, STOPPED, counted
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import BoolArray, Issue, IssueType, Severity, StepRecord
@@ -80,9 +80,7 @@ class NotTraining(Check):
 
     order: ClassVar[int] = 40
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_TRAINING,)
-    evidence: ClassVar[tuple[str, ...]] = (
-        "connection.state", "wiring.lonely_passes", "wiring.gathering_passes", "wiring.stopped_passes",
-    )  # fmt: skip
+    evidence: ClassVar[tuple[str, ...]] = ("connection.state", *ALONE)
     remembers: ClassVar[tuple[str, ...]] = (
         "activation.saturated_share", "activation.zero_share", "layer.cell_calls", "learning_rate", "loss",
         "parameter.first_entries", "parameter.gradient_norm", "hidden.state", "parameter.weight_norm",

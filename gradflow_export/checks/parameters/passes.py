@@ -7,6 +7,8 @@ from dataclasses import replace
 from gradflow_export.records.step_record import IssueType, Severity
 from gradflow_export.rules.base import Finding, number
 
+ALONE = ("wiring.lonely_passes", "wiring.gathering_passes", "wiring.stopped_passes")
+"""Evidence of backward passes that nothing else is recorded with."""
 BLIND = Finding(
     IssueType.NOT_TRAINING,
     Severity.CRITICAL,
@@ -53,6 +55,7 @@ STOPPED = replace(
     "replaced, a scheduler called in its place. If training has ended and these passes serve another purpose, call "
     "exporter.pause() or exporter.close() before them.",
     cause="steps stopped",
+    before=0,
     origin="steps stopped",
 )
 """The same where there were steps before."""
