@@ -24,6 +24,8 @@ from gradflow_export.metrics.arrays.samples import even_sample
 
 FOLLOWED = 4
 """Parameters with a hook while the instrument is armed, besides one of each optimizer that has none among them."""
+BARE = 64
+"""Of the parameters that had no gradient at the last step, how many are followed besides, in turns."""
 PLAYERS = 4
 """Optimizers of which one more parameter is followed, at most."""
 ENTRIES = 256
@@ -69,6 +71,8 @@ class ArrivalInstrument(Reader):
 
     A gradient that no pass since the last step found cleared is a sum over steps. One that came and is not there at
     the step was cleared in between. Both are known by the entries, so that clearing by ``None`` and by zeros are alike.
+    Parameters that have no gradient at a step are followed next time: one may have come, and been taken away.
+
     A pass of another player is known by its optimizer, which steps before the next pass, by that player's parameters,
     which the pass reaches after this one, and by the next pass, which does not reach them: a critic that an actor's
     loss went through. What two losses leave in a layer below both is their sum, and meant.
@@ -95,6 +99,8 @@ class ArrivalInstrument(Reader):
         self._last = 0
         self._whole: set[int] | None = None
         self._one_of: dict[int, Slot] = {}
+        self._bare: set[int] = set()
+        self._turn = 0
         self._parts: list[float] = []
 
     def listen(self, until: contextlib.ExitStack) -> None:
@@ -103,6 +109,9 @@ class ArrivalInstrument(Reader):
         found = [] if model is None else [(slot, p) for slot, p in slots(model) if _can_follow(p)]
         chosen = found[:: -(-len(found) // FOLLOWED) or 1]
         known = {id(p) for _, p in chosen}
+        bare = [(slot, p) for slot, p in found if id(p) in self._bare - known]
+        stride, self._turn = -(-len(bare) // BARE) or 1, self._turn + 1
+        chosen += bare[self._turn % stride :: stride]
         others = [(one, one()) for key, one in list(self._one_of.items())[:PLAYERS] if key not in known]
         chosen += [(slot, p) for slot, p in others if p is not None and _can_follow(p)]
         if self._last:  # of the others it is not known what came since their last step
@@ -131,6 +140,8 @@ class ArrivalInstrument(Reader):
             self._forget(step)
             return
         self._take_notice(step)
+        self._bare.difference_update(map(id, step.owned.parameters))
+        self._bare.update(id(p) for p in step.owned.parameters if p.grad is None)
         where, stale, kept, foreign, dropped = [], [], [], [], []
         parts, self._parts = self._parts, []
         with torch.no_grad():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,20 @@ def past(history: History, metric: str, site: str, since: float = 0.0) -> Floats
     column = series.sites.index(site)
     values = series.values[series.present[:, column] & (series.steps >= since), column].astype(np.float64)
     return np.asarray(values[np.isfinite(values)])
+
+
+def taken_away(history: History, names: Iterable[str]) -> set[str]:
+    """Return which parameters got a gradient that was gone at the step when last seen, or have such a neighbor.
+
+    Args:
+        history: Holds ``parameter.kept_gradient``.
+        names: The parameters; those of one module are neighbors.
+    """
+    kept = history.at_sites("parameter.kept_gradient")
+    last = len(kept.steps) - 1 - kept.present[::-1].argmax(axis=0) if len(kept.steps) else np.zeros(0, dtype=np.intp)
+    gone = kept.present.any(axis=0) & (kept.values[last, np.arange(len(kept.sites))] == 0) if len(last) else last
+    modules = {kept.sites[index].rpartition(".")[0] for index in np.flatnonzero(gone)}
+    return {name for name in names if name.rpartition(".")[0] in modules}
 
 
 def fall(values: Floats, at: int | None = None) -> float:

@@ -15,7 +15,7 @@ from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import FloatArray, Issue, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import only, reading_of
+from gradflow_export.rules.evidence import only, reading_of, taken_away
 from gradflow_export.rules.history import History, SiteSeries, unread
 from gradflow_export.rules.sampled import likely
 from gradflow_export.rules.signals import connected, connections, converged, follows, lately, owner, taking_turns
@@ -29,6 +29,7 @@ LEFT_OUT = "no update moves them"
 UNCHOSEN = "not chosen"
 TAKEN_BACK = "taken back"
 CUT = "cut off"
+TAKEN_AWAY = "gradient taken away"
 
 _DECAYED = 1e-2
 """Share of its maximum below which a learning rate leaves weights as they are."""
@@ -74,6 +75,7 @@ class Stagnation(Rule):
         "parameter.changed",
         "parameter.first_entries",
         "parameter.gradient_norm",
+        "parameter.kept_gradient",
         "connection.state",
         *_SHUT,
     )
@@ -98,6 +100,7 @@ class Stagnation(Rule):
         rate = history.run("learning_rate")
         if rate.last < _DECAYED * rate.high:  # what a schedule did, and LEARNING_RATE reports
             reasons.pop(ROUNDING, None)
+        _part_taken(reasons, history)
         _leave_followers(reasons, history)
         if ZERO_GRADIENT in reasons and shut(history):
             reasons[ZERO_GRADIENT] = self._blank(record, sites, reasons[ZERO_GRADIENT])
@@ -326,6 +329,9 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         "to 0 (use nn.init.kaiming_normal_), or a mask that removes its output.",
         LEFT_OUT: "update {layer} where the loop updates the others, or call requires_grad_(False) on it if it is "
         "frozen on purpose; in bfloat16 or float16 small updates are lost to rounding: keep the weights in float32.",
+        TAKEN_AWAY: "gradients reach {layer}, and are gone when the optimizer steps: search the code between "
+        "backward() and step() for what sets .grad to None or 0; if it is meant to stay constant, call "
+        "requires_grad_(False).",
         CUT: "look for what forward() does to {layer} since that step: round, sign, argmax or .detach() pass no "
         "gradient, weight + (round(weight) - weight).detach() does (straight-through estimator).",
         ROUNDING: "each update is smaller than half the spacing of the weights' floating-point format: raise the "
@@ -343,6 +349,14 @@ def _leave_followers(reasons: dict[str, tuple[str, ...]], history: History) -> N
     resting = {wiring.sites[index] for index in np.flatnonzero(following)}
     for why in (NO_GRADIENT, NOT_OWNED) if resting else ():
         reasons[why] = tuple(site for site in reasons.get(why, ()) if site not in resting)
+
+
+def _part_taken(reasons: dict[str, tuple[str, ...]], history: History) -> None:
+    """Move what got a gradient that was gone at the step to a reason of its own."""
+    for why in (NO_GRADIENT, ZERO_GRADIENT, CUT):
+        if gone := taken_away(history, reasons.get(why, ())):
+            reasons[TAKEN_AWAY] = (*reasons.get(TAKEN_AWAY, ()), *(site for site in reasons[why] if site in gone))
+            reasons[why] = tuple(site for site in reasons[why] if site not in gone)
 
 
 def _part_unchosen(reasons: dict[str, tuple[str, ...]], alive: set[str], history: History) -> None:

@@ -87,3 +87,30 @@ def test_steps_that_are_taken_back_are_told(change, told):
             with torch.no_grad():
                 change(model, slow)
     assert [issue.cause for issue in exporter.issues if issue.cause == "taken back"] == ["taken back"] * told
+
+
+@pytest.mark.parametrize("how", ["none", "zero", "late", "detached"])
+def test_gradients_taken_away_before_the_step_are_told_from_a_cut(how):
+    """A layer whose gradients come and are gone at the step is not said to be cut off from the loss."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+    exporter = Exporter(model, backends=[MemoryWriter()], verbose=0, synchronous=True).watch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(60):
+        x = torch.randn(32, 4)
+        optimizer.zero_grad()
+        hidden = model[:4](x)
+        hidden = hidden.detach() if how == "detached" else hidden
+        functional.mse_loss(model[4](hidden), x[:, :1] * x[:, 1:2]).backward()
+        for parameter in model[4].parameters() if how in {"none", "zero"} or (how == "late" and step > 35) else ():
+            parameter.grad = None if how != "zero" else parameter.grad.zero_()
+        optimizer.step()
+    exporter.close()
+    found = [i for i in exporter.issues if i.issue_type.name in {"NOT_TRAINING", "STAGNATION"}]
+    assert found
+    if how == "detached":
+        assert not any("gone when" in i.message + i.advice for i in found)
+        return
+    assert {i.layers for i in found} == {("4.weight", "4.bias")}
+    assert all("are gone when the optimizer steps" in i.message + i.advice for i in found)
+    assert not any(word in i.message + i.advice for i in found for word in ("graph is cut", "does not contain"))

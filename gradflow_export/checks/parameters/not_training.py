@@ -5,16 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
-from gradflow_export.checks.parameters.passes import ALONE, BLIND, COPIED, GATHERING, LONELY, STOPPED, counted
+from gradflow_export.checks.parameters.passes import (
+    ALONE,
+    BLIND,
+    COPIED,
+    GATHERING,
+    LONELY,
+    STOPPED,
+    Told,
+    counted,
+    taken,
+)
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import BoolArray, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import seen
+from gradflow_export.rules.evidence import seen, taken_away
 from gradflow_export.rules.history import History, SiteSeries
 from gradflow_export.rules.progress import ZERO_GRADIENT, ZERO_RATE, shut
 from gradflow_export.rules.signals import (
@@ -29,16 +39,6 @@ from gradflow_export.rules.signals import (
     owner,
     taking_turns,
 )
-
-
-class _Told(NamedTuple):
-    """What one mistake is called, where it is, what is wrong, what to do, and whether there is no doubt."""
-
-    cause: str
-    names: tuple[str, ...]
-    what: str
-    advice: str
-    sure: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class NotTraining(Check):
     remembers: ClassVar[tuple[str, ...]] = (
         "activation.saturated_share", "activation.zero_share", "layer.cell_calls", "learning_rate", "loss",
         "parameter.first_entries", "parameter.gradient_norm", "hidden.state", "parameter.weight_norm",
-        "connection.state", "wiring.orphans",
+        "parameter.kept_gradient", "connection.state", "wiring.orphans",
     )  # fmt: skip
     by_layer: ClassVar[bool] = True
 
@@ -123,13 +123,7 @@ class NotTraining(Check):
                 yield found
 
     def _since(
-        self,
-        record: StepRecord,
-        history: History,
-        series: SiteSeries,
-        ever: Codes,
-        always: Codes,
-        start: int = 0,
+        self, record: StepRecord, history: History, series: SiteSeries, ever: Codes, always: Codes, start: int = 0
     ) -> tuple[Finding, ...]:
         """Judge the connections since a reading, of which the bits that were ever there and those that always were."""
         span, since, sites = int(series.steps[-1] - series.steps[start]) + 1, int(series.steps[start]), series.sites
@@ -167,11 +161,11 @@ class NotTraining(Check):
             for dated in (dated_change(series, start, names, history, rate=cause == ZERO_RATE),)
         )
 
-    def _unowned(self, history: History, sites: tuple[str, ...], loose: BoolArray, ever: Codes) -> Iterable[_Told]:
+    def _unowned(self, history: History, sites: tuple[str, ...], loose: BoolArray, ever: Codes) -> Iterable[Told]:
         waiting = loose & ((ever & Wiring.WAITING) > 0)
         names = _chosen(sites, waiting)
         if names and history.seen >= self.rare:
-            yield _Told(
+            yield Told(
                 "optimizer never stepped",
                 names,
                 "an optimizer holds them, but its step() was never called",
@@ -185,7 +179,7 @@ class NotTraining(Check):
         if not names:
             return
         if history.run("wiring.orphans").last > 0:
-            yield _Told(
+            yield Told(
                 "left the model",
                 names,
                 (
@@ -199,7 +193,7 @@ class NotTraining(Check):
                 True,
             )
             return
-        yield _Told(
+        yield Told(
             "in no optimizer",
             names,
             "gradients reach them, but no optimizer that steps holds them",
@@ -213,7 +207,7 @@ class NotTraining(Check):
 
     def _unreached(
         self, history: History, sites: tuple[str, ...], cut: BoolArray, ever: Codes, span: int, since: int
-    ) -> Iterable[_Told]:
+    ) -> Iterable[Told]:
         if (span < self.span and not since) or not cut.any() or not ((ever & Wiring.GRADIENT) > 0).any():
             return
         moved = _moved(history.at_sites("parameter.weight_norm"), since)
@@ -231,10 +225,12 @@ class NotTraining(Check):
             and (span >= self.rare or pattern(name) not in (turns if called[name] else turns | beside))
         )
         lost = since > 0 or learned.issuperset(names)
-        used = tuple(name for name in names if called[name])
-        unused = tuple(name for name in names if not called[name])
+        gone = taken_away(history, names)
+        used = tuple(name for name in names if called[name] and name not in gone)
+        unused = tuple(name for name in names if not called[name] and name not in gone)
+        yield from taken(names, gone)
         if used:
-            yield _Told(
+            yield Told(
                 "no gradient",
                 used,
                 f"forward() uses their modules, but no gradient {'comes back any more' if lost else 'ever came back'}: "
@@ -246,7 +242,7 @@ class NotTraining(Check):
                 True,
             )
         if unused:
-            yield _Told(
+            yield Told(
                 "never called",
                 unused,
                 f"forward() {'no longer' if lost else 'never'} calls their modules",
@@ -256,7 +252,7 @@ class NotTraining(Check):
 
     def _flat(
         self, record: StepRecord, history: History, sites: tuple[str, ...], learning: BoolArray, ever: Codes
-    ) -> Iterable[_Told]:
+    ) -> Iterable[Told]:
         """Yield what gets a gradient of exactly 0, at the first reading and over the whole window since."""
         norms = history.at_sites("parameter.gradient_norm")
         if history.seen < self.span or len(norms.steps) < self.span or shut(history) or history.run("loss").last == 0.0:
@@ -278,8 +274,11 @@ class NotTraining(Check):
             and site not in brief
             and pattern(site) not in kin
         )
+        gone = taken_away(history, names)
+        yield from taken(names, gone)
+        names = tuple(name for name in names if name not in gone)
         if living and names:
-            yield _Told(
+            yield Told(
                 ZERO_GRADIENT,
                 names,
                 "their gradient is exactly 0 at every step",
@@ -294,7 +293,7 @@ class NotTraining(Check):
             )
 
 
-def _hidden(history: History, readings: int) -> Iterable[_Told]:
+def _hidden(history: History, readings: int) -> Iterable[Told]:
     series = history.at_sites("hidden.state")
     if len(series.steps) < readings:
         return
@@ -304,7 +303,7 @@ def _hidden(history: History, readings: int) -> Iterable[_Told]:
     made = loose & ((ever & Wiring.MADE) > 0)
     names = _chosen(series.sites, made)
     if names:
-        yield _Told(
+        yield Told(
             "made in forward",
             names,
             "they are created in each forward pass with new random weights, which are then discarded",
@@ -313,7 +312,7 @@ def _hidden(history: History, readings: int) -> Iterable[_Told]:
     names = _chosen(series.sites, loose & ~made)
     if names:
         holder = re.split(r"[\[ ]", names[0])[0]
-        yield _Told(
+        yield Told(
             "not registered",
             names,
             "gradients reach them, but they are not in model.parameters(), because a plain list, dict or "
@@ -324,10 +323,10 @@ def _hidden(history: History, readings: int) -> Iterable[_Told]:
         )
 
 
-def _rateless(sites: tuple[str, ...], still: BoolArray, total: int) -> Iterable[_Told]:
+def _rateless(sites: tuple[str, ...], still: BoolArray, total: int) -> Iterable[Told]:
     names = _chosen(sites, still)
     if names:
-        yield _Told(
+        yield Told(
             ZERO_RATE,
             names,
             "the learning rate of their parameter group is exactly 0",
@@ -339,7 +338,7 @@ def _rateless(sites: tuple[str, ...], still: BoolArray, total: int) -> Iterable[
         )
 
 
-def _frozen(sites: tuple[str, ...], frozen: BoolArray, trained: BoolArray, ever: Codes, least: int) -> Iterable[_Told]:
+def _frozen(sites: tuple[str, ...], frozen: BoolArray, trained: BoolArray, ever: Codes, least: int) -> Iterable[Told]:
     """Yield what is frozen the wrong way round: the output layer, or one of ``least`` like layers, where others learn.
 
     A layer is frozen, or trained, if its matrices are, which hold nearly all of its entries; its vectors count where it
@@ -361,7 +360,7 @@ def _frozen(sites: tuple[str, ...], frozen: BoolArray, trained: BoolArray, ever:
     among = len(cold) == 1 and len(peers) >= least and cold[0] != modules[0]
     if last or among:
         names = tuple(sites[i] for i in by_module[cold[0]] if frozen[i])
-        yield _Told(
+        yield Told(
             "frozen",
             names,
             f"requires_grad is False although all layers {'before' if last else 'around'} them are trained",

@@ -1,11 +1,25 @@
-"""What is said of backward passes that no step of an optimizer follows up."""
+"""What is said of backward passes that no step of an optimizer follows up, or of whose gradients it gets none."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from gradflow_export.records.step_record import IssueType, Severity
 from gradflow_export.rules.base import Finding, number
+from gradflow_export.rules.progress import TAKEN_AWAY
+
+
+class Told(NamedTuple):
+    """What one mistake is called, where it is, what is wrong, what to do, and whether there is no doubt."""
+
+    cause: str
+    names: tuple[str, ...]
+    what: str
+    advice: str
+    sure: bool = True
+
 
 ALONE = ("wiring.lonely_passes", "wiring.gathering_passes", "wiring.stopped_passes")
 """Evidence of backward passes that nothing else is recorded with."""
@@ -82,3 +96,21 @@ def counted(what: Finding, passes: float, since: int = 1, foreign: float = 0.0) 
     """
     message = what.message.format(passes=number(passes), percent=number(100 * foreign))
     return replace(what, value=passes, message=message, since=since)
+
+
+def taken(names: tuple[str, ...], gone: set[str]) -> Iterable[Told]:
+    """Yield what is said of gradients that are taken away between the backward pass and the step.
+
+    Args:
+        names: Parameters without an update.
+        gone: Those of them whose gradient had come.
+    """
+    if gone:
+        yield Told(
+            TAKEN_AWAY,
+            tuple(name for name in names if name in gone),
+            "gradients reach them in the backward pass, and are gone when the optimizer steps",
+            "search the code between backward() and step() for what sets .grad to None or 0; meant for a while, as to "
+            "hold a layer at the start, it must end; to freeze them for good, call requires_grad_(False).",
+            False,
+        )
