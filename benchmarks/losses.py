@@ -246,7 +246,7 @@ def main() -> None:
         "| loss | " + " | ".join(MISTAKES) + " |",
         "|---" * (len(MISTAKES) + 1) + "|",
         *(f"| {name} | " + " | ".join(row) + " |" for name, row in cells.items()),
-        f"| **told, of {len(names)}** | " + " | ".join(map(str, counts)) + " |",
+        f"| **reported, of {len(names)}** | " + " | ".join(map(str, counts)) + " |",
     ]
     print("\n".join(lines))
     if arguments.write:

@@ -183,7 +183,7 @@ def terms_of(root: Tensor) -> tuple[list[Term], bool]:
         root: A scalar with a graph, before its backward pass.
     """
     found: list[Term] = []
-    whole = True
+    others: set[Node] = set()
     waiting: deque[tuple[Node, float, bool, bool, bool]] = deque([(root.grad_fn, 1.0, False, True, True)])
     seen: set[Node] = {root.grad_fn}
     while waiting and len(seen) < _NEAR:
@@ -203,9 +203,10 @@ def terms_of(root: Tensor) -> tuple[list[Term], bool]:
                     seen.add(source)
                     every = alike and (kind_of(node) not in {Op.DIV, Op.MUL} or by_number(node))
                     waiting.append((source, sign * sign_of(node, index), is_variant(node, Op.SUM, 0), every, even))
-        else:
-            whole &= kind_of(node) in _PENALTIES
-    return found, whole and not waiting
+        elif kind_of(node) not in _PENALTIES:
+            others.add(node)
+    # Smoothed labels: beside what was chosen of the logarithms stands the mean of all of them.
+    return found, not waiting and others <= {through_shapes(below(term.node)) for term in found}
 
 
 def _picked(node: Node, sign: float) -> Term | None:

@@ -22,7 +22,7 @@ def loss_of(model, x=None):
 def by_hand(model):
     with torch.no_grad():
         for p in model.parameters():
-            p -= 0.05 * p.grad
+            p.sub_(0.05 * p.grad)
 
 
 def trained(model, steps, passes=1, hand=False):

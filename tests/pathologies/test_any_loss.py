@@ -14,6 +14,10 @@ LOSSES = {
     "counts": (1, lambda o, y: functional.poisson_nll_loss(o, y.exp().round())),
     "waiting times": (1, lambda o, y: -distributions.Exponential(o.exp()).log_prob(y.exp()).mean()),
     "cosine": (3, lambda o, y: (1 - functional.cosine_similarity(o, torch.cat([y, y**2 - 1, -y], 1))).mean()),
+    "smoothed labels": (
+        2,
+        lambda o, y: functional.cross_entropy(o, (y > 0).long().squeeze(1), label_smoothing=0.1),
+    ),
     "hinge": (1, lambda o, y: functional.relu(1 - y.sign() * o).mean()),
 }
 
