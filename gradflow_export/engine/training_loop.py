@@ -63,13 +63,12 @@ class TrainingLoop:
         self.instruments, self.lonely, self.awaited, self.hand = instruments, lonely, awaited, hand
         self.noted: Drained = []  # readings of others, for the next record; of one metric the last counts
         self.told: deque[Issue | Note] = deque(maxlen=TOLD)  # issues and notes, for the record of the step under way
-        self.pace = Pace()
+        self.pace, self.partners = Pace(), Partners()
         self.quiet = QuietSteps(self, guard)
         self.steps, self.paused, self.alone = 0, False, True
         self.optimizers: OptimizerSteps | None = None
         self.schedule, self._guard, self._hand_over = schedule, guard, hand_over
         self.open: Bundle | None = None
-        self.partners = Partners()
         self._players = Players(
             self.partners, instruments.loss, instruments.clipping, instruments.hooked, guard.part("loss")
         )
@@ -169,7 +168,7 @@ class TrainingLoop:
 
     def _looks_at(self, step: OptimizerStep) -> bool:
         """Whether instruments around this step look at it: one is due, or the optimizer may be new to them."""
-        return not self.partners.is_sole(step.optimizer) or not self._looks.isdisjoint(self.due)
+        return not (self.partners.is_sole(step.optimizer) and (not self.due or self._looks.isdisjoint(self.due)))
 
     def skip(self, step: OptimizerStep) -> None:
         """Forget the overflowed gradients of a step that a gradient scaler skipped; the loss counts."""

@@ -87,7 +87,8 @@ def test_losses_that_are_skipped_are_found(first, value, every):
             scaler.scale(loss_of(model) * (value if step >= first else 1)).backward()
             scaler.step(optimizer)
             scaler.update()
-    assert [(issue.issue_type, issue.step) for issue in exporter.issues] == [("NUMERICAL", first)]
+    found = [(issue.issue_type, issue.step) for issue in exporter.issues if issue.issue_type != "LOSS_SPIKE"]
+    assert found == [("NUMERICAL", first)]
     assert exporter.summary()["steps"]["last"] == first - 1
 
 
