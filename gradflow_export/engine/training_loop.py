@@ -140,7 +140,7 @@ class TrainingLoop:
             return
         rates = _learning_rates(step.optimizer) if self.recorded else []
         if self.recorded:
-            self._read_after(step, rates)
+            self._read_after(step, rates, several=several)
             if several:
                 self._players.use(step)
         self._collect({"learning_rate": max(rates)} if rates else {})
@@ -153,7 +153,7 @@ class TrainingLoop:
             if not (self.recorded or self.held.waits) and self.partners.is_sole(step.optimizer):
                 self.quiet.begin(step.optimizer)
 
-    def _read_after(self, step: OptimizerStep, rates: list[float]) -> None:
+    def _read_after(self, step: OptimizerStep, rates: list[float], *, several: bool) -> None:
         """Read what only shows once an optimizer has stepped."""
         if step.closure:  # it holds the backward pass: gradients are there now, and the step cannot be timed
             self.read_gradients(step, self.due)
@@ -161,14 +161,14 @@ class TrainingLoop:
             self._stepped_for += time.perf_counter() - self._step_began
         if self._used.waits:
             self._end_gradients(step)
-        if self._looks_at(step):
+        if (self.due or several) and self._looks_at(step):
             for look in self._look_after:
                 look(step)
         self._compare(step, rates)
 
     def _looks_at(self, step: OptimizerStep) -> bool:
         """Whether instruments around this step look at it: one is due, or the optimizer may be new to them."""
-        return not (self.partners.is_sole(step.optimizer) and (not self.due or self._looks.isdisjoint(self.due)))
+        return not self.partners.is_sole(step.optimizer) or not self._looks.isdisjoint(self.due)
 
     def skip(self, step: OptimizerStep) -> None:
         """Forget the overflowed gradients of a step that a gradient scaler skipped; the loss counts."""
