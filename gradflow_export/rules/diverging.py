@@ -15,6 +15,7 @@ from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Seve
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import (
     OTHERS,
+    Floats,
     constant_level,
     fall,
     falls_again,
@@ -110,8 +111,7 @@ class Diverging(Rule):
         apart: Minimum z-score if each of them lies above each of those before: few losses reach no more.
         worse: Minimum multiple of the loss of the best constant prediction.
         large: Minimum update-to-weight ratio of a large update.
-        far_off: Minimum multiple of the error of the best constant prediction, and of the first error, while the loss
-            falls.
+        far_off: Minimum multiple of the error of the best constant prediction and of the first, while the loss falls.
         far: Multiple of the first losses that a change of the data cannot explain.
         forgotten: Minimum fraction of the loss of the best constant prediction at which most that was learned is lost.
         nothing: Minimum fraction at which nothing of it is left, and the severity is HIGH.
@@ -189,7 +189,7 @@ class Diverging(Rule):
         before, after = every[max(low[0], left - self.before) : left], every[left:]
         after = after[-max(min(len(after), len(before) // 2, self.before // 2), 1) :]
         was, since = median(before[-2 * self.span :]), int(steps[min(left, len(steps) - 1)])
-        learned, last, n = gained >= self.learned * start, int(steps[left - 1]), int(steps[-1]) - since
+        learned, n = gained >= self.learned * start, int(steps[-1]) - since
         rate, old = history.run("learning_rate"), _leapt(history, int(steps[left - len(before)]), self.jump)
         least = was + self.part * gained if learned else self.factor * began
         apart = self.apart if after.min(initial=math.inf) > before.max() else self.sure
@@ -199,18 +199,20 @@ class Diverging(Rule):
             or fall(-np.concatenate((before, after)), len(before)) < apart
         ):
             return ()
-        over = now / constant_level(history)
+        severity, over = self._severity(history, since, now / began), now / constant_level(history)
+        quiet, risen = (left, left) if left == resumed else _onset(every, levels, left, len(before))
+        was, since, last = median(every[:quiet][-2 * self.span :]), int(steps[risen]), int(steps[quiet - 1])
         known = f", {number(over)} times that of the best constant prediction" if over > 0 else ""
         lost = f"{number(100 * min((now - was) / gained, 1.0))} % of what was learned is lost" if learned else _ABOVE
         message = (
             f"the loss was about {number(was)} up to step {last}, and since step {since}"
-            f"{', when training was resumed,' if left == resumed else ''} it has been about {number(now)} "
-            f"({n} steps){known}"
+            f"{', when training was resumed,' if left == resumed else ''} it has "
+            f"{'risen to' if risen < left else 'been'} about {number(now)} ({int(steps[-1]) - since} steps){known}"
         )
         lower = f"lower the learning rate from {number(rate.last)} to {number(rate.last / 10)}; " if rate.count else ""
         finding = Finding(
             IssueType.DIVERGING,
-            self._severity(history, since, now / began),
+            severity,
             ("",),
             now,
             (was + now) / 2,
@@ -220,6 +222,7 @@ class Diverging(Rule):
             else f"{lower}if that does not help, check the sign of each term of the loss, and look for growing "
             "weights: weight_decay must not be negative.",
             since=since,
+            before=since - 1 - last if risen < left else None,
             cause=_LOST,
             urgent=True,  # based on many readings already
             follows_from=_CAUSES,
@@ -270,10 +273,8 @@ class Diverging(Rule):
             return ()
         steps, every = history.run("loss").all()
         count = record.step - int(steps[0]) + 1
-        first, later = (
-            max(median(every[: self.begun]), history.run("loss").first),
-            every[steps > record.step - count / 2],
-        )
+        first = max(median(every[: self.begun]), history.run("loss").first)
+        later = every[steps > record.step - count / 2]
         flat = len(later) >= self.begun and self.level * first < median(later)
         learned = flat and any(
             median(past(history, "loss.over_constant", site)[-3:]) < self.level
@@ -313,6 +314,27 @@ class Diverging(Rule):
         ratios = history.run("update.ratio").values[-5:]
         large = len(ratios) > 0 and median(ratios) >= self.large
         return Severity.MEDIUM if times >= self.far or large else Severity.LOW
+
+
+def _onset(every: Floats, levels: Floats, left: int, before: int) -> tuple[int, int]:
+    """Return how many losses lie before a rise, and before where it shows; it may begin slowly, long before it is sure.
+
+    Args:
+        every: Losses, oldest first. Shape: ``[n]``.
+        levels: Their running medians; the first belongs to the first losses. Shape: ``[n - span + 1]``.
+        left: Place of the first loss that is surely risen.
+        before: Half as many as are looked at before it, and how many around the lowest level tell how it varies.
+    """
+    span, low = len(every) - len(levels) + 1, int(levels.argmin())
+    rest = levels[max(low - before // 2, 0) : low + before // 2 + 1]
+    usual = median(rest[rest <= 1.5 * levels[low]])
+    begin = max(left - 2 * before, 0)
+    ends = [
+        last + int(np.flatnonzero(every[last:][:span] <= level)[-1]) + 1
+        for level in (usual, 1.5 * usual)
+        for last in (np.flatnonzero(levels[begin : max(left - span // 2, 1)] <= level)[-1:] + begin).tolist()
+    ]
+    return (min(ends), ends[-1]) if len(ends) == 2 and ends[-1] < left else (left, left)
 
 
 def _changed(history: History, since: int) -> str:

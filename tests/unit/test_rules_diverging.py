@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 from hypothesis import given
@@ -122,6 +123,20 @@ def test_learning_that_is_lost_is_told_with_the_step(steps):
     assert (issue.severity, issue.healed_step, issue.cause) == (Severity.HIGH, None, "learning lost")
     assert 250 <= issue.step <= 256
     assert f"since step {issue.step}" in issue.message
+
+
+@pytest.mark.parametrize("steps", [range(1, 601), (*range(1, 129), *range(150, 601, 25))], ids=["every step", "few"])
+@pytest.mark.parametrize("rate", [0.02, 0.08])
+def test_a_rise_that_begins_slowly_is_dated_where_it_began(steps, rate):
+    """What changed is looked for where the loss was last at its level, not where it is surely risen."""
+    issue = relapse(lambda t: 0.1 * math.exp(rate * t), steps)[0]
+    last, since = map(int, re.search(r"between steps (\d+) and (\d+)", issue.advice).groups())
+    level, up_to, begun = re.search(r"about (\S+) up to step (\d+), and since step (\d+)", issue.message).groups()
+    assert 0.09 < float(level) < 0.15
+    assert (last, since) == (int(up_to), int(begun))
+    assert issue.step == since
+    assert 0.1 * math.exp(rate * (last - 250)) < 0.13
+    assert 0.1 * math.exp(rate * (since - 250 - (25 if len(steps) < 600 else 0))) < 0.2
 
 
 def test_a_loss_that_comes_down_to_a_constants_has_learned_nothing_by_that():
