@@ -250,7 +250,7 @@ class LossSpike(Rule):
             f"the learning rate rose from {number(float(rate.values[-2]))} to {number(rate.last)} at this step: let "
             "it rise more slowly, and less far."
             if moved
-            else f"if it falls back at once, check the batch of step {int(loss.steps[-1])} for outliers in samples or "
+            else f"if it falls back at once, check the batch of step {self._begun(loss)} for outliers in samples or "
             "labels, and clip with torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); if it stays up, check what "
             "changed at this step: source, order, units or labels of the data, weights of the loss, a checkpoint."
         )
@@ -278,6 +278,14 @@ class LossSpike(Rule):
         usual = median(before)
         lost = 2 * median(now) > usual + (loss.first if loss.first > usual else issue.value)
         return lost and not falls_again(history, issue.step, alike=math.inf)
+
+    def _begun(self, loss: RunSeries) -> int:
+        """Return the step of the first of the last losses that is out of range: an update made of it raises others."""
+        values = loss.values[-11:]
+        early = values[np.isfinite(values)][: self.least]
+        most = self.factor * early.max() if loss.low >= 0 else 2 * early.max() - early.min()
+        inside = np.flatnonzero(~(values > most))[-1:].sum()
+        return int(loss.steps[-11:][min(inside + 1, len(values) - 1)])
 
     def _severity(self, loss: RunSeries, now: float, usual: float) -> Severity:
         greatest = _greatest(loss)

@@ -914,3 +914,17 @@ def test_weights_that_shrink_while_a_loss_below_zero_rises(told):
         for step in range(1, 80)
     ]
     assert bool(judged(WeightDecay(), [first, *records]).issues) is told
+
+
+def test_the_batch_to_check_is_that_of_the_first_loss_out_of_range():
+    """An update made of a corrupt batch raises the losses of those after it, which are clean."""
+    judge = Judge([LossSpike()], strict=True)
+    for step, loss in enumerate([*([0.07, 0.06, 0.05] * 10), 1.347, 28.4, 19.8], 1):
+        judge.check(StepRecord(step, float(step), (Reading.run("loss", loss),)))
+    (issue,) = judge.issues
+    assert "check the batch of step 31 for" in issue.advice
+
+
+def test_of_a_loss_that_rises_no_longer_steps_are_asked_for():
+    """Longer steps of the wrong sign would only make it worse."""
+    assert not judged(LearningRate(), tiny_steps(3.0, rise=-0.01)).issues
