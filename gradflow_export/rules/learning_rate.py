@@ -19,6 +19,8 @@ from gradflow_export.rules.signals import AGAIN, converged, solved, stuck, warms
 
 _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WRONG_LOSS, IssueType.BAD_TARGETS)
 """What leaves a loss flat at any learning rate."""
+RISING = 2.5
+"""Least z-score of a loss that rises over the whole run: longer steps would make that worse."""
 _A_LIMIT = 0.05
 """Least norm that somebody would clip gradients to."""
 
@@ -120,7 +122,7 @@ class LearningRate(Rule):
             return tuple(self._short(record, history, first, now))
         if not (first > 0 and np.isfinite(first)):
             return ()
-        slow = (self._decayed, self._short) if not converged(history) else ()
+        slow = (self._decayed, self._short) if not (converged(history) or fall(-past) >= RISING) else ()
         too_slow = (each for rule in slow for each in rule(record, history, first, now))
         return (*self._large(history, first, now), *too_slow)[:1]
 
@@ -229,8 +231,8 @@ class LearningRate(Rule):
         if not 0.0 < scale < self.tight or (size > longest * whole * scale and whole * scale >= self.nothing):
             return (
                 f"raise the learning rate{f' from {number(rate)}' if rate else ''} tenfold until the loss falls: 1e-3 "
-                "is usual for Adam, 0.1 for SGD; or undo what scales the loss down (a mean over too many entries, "
-                "distillation without T ** 2); the function passed to LambdaLR must return a factor, not the rate."
+                "is usual for Adam, 0.1 for SGD (if it rises, check the sign of the update); or undo what scales the "
+                "loss down (a mean over all entries, distillation without T ** 2); LambdaLR multiplies by its result."
             )
         if factor > 1 and whole * scale * factor >= _A_LIMIT:
             return (
