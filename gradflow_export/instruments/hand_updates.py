@@ -15,7 +15,7 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.guards import Guard, hook_all_calls, unguarded
 from gradflow_export.hooks.instances import instances
-from gradflow_export.instruments.gradients.stamps import is_zeroed, stamp
+from gradflow_export.instruments.gradients.stamps import is_blank, is_zeroed, stamp
 from gradflow_export.metrics.arrays.checksum import checksum
 
 
@@ -24,7 +24,7 @@ class HandUpdates:
 
     The first update is found as the next backward pass begins: of most loops an optimizer has stepped by then. Once it
     is known that there is none, weights are looked at when the model is called again, and gradients are read as each
-    pass ends, for most such loops clear them with the update; those of the first step are read only if they are kept.
+    pass ends, for most such loops clear them with the update; those of the first step are read only if none is cleared.
 
     Args:
         model: Returns the model.
@@ -62,10 +62,13 @@ class HandUpdates:
     def over(self) -> None:
         """Take notice of the end of a backward pass that added to gradients."""
         model = self.model()
-        if model is None or not (self.on and self._by_hand):
+        if model is None or not self.on or self._by_hand is False:
+            return
+        self._gradients = [stamp(p.grad) for p in _trained(model)]
+        if not self._by_hand:
             return
         self.on_pass(model, self._read)
-        self._read, self._gradients = True, [stamp(p.grad) for p in _trained(model)]
+        self._read = True
         if self._unhook_calls is None and not (self._code is not None and self._code.found):
             self._modules = {id(m): weakref.ref(m) for m in model.modules()}
             self._unhook_calls = hook_all_calls(self._hook, before=True)
@@ -86,13 +89,15 @@ class HandUpdates:
     def end(self, model: nn.Module) -> None:
         """Take notice of a step, found or reported; gradients are read now if they are others, as after clipping."""
         now = [p.grad for p in _trained(model)]
-        pairs = list(zip(now, self._gradients, strict=True)) if self._read and len(now) == len(self._gradients) else []
+        pairs = list(zip(now, self._gradients, strict=True)) if len(now) == len(self._gradients) else []
         known = [(g, before) for g, before in pairs if before is not None]
         cleared = any(g is None or is_zeroed(g, before) for g, before in known)
-        if not pairs or not (cleared or all(stamp(g) == before for g, before in known)):
+        # What is written through ``.data`` changes no stamp.
+        cleared |= bool(known) and not self._read and all(g is None or is_blank(g) for g, _ in known)
+        if not (cleared or (self._read and pairs and all(stamp(g) == before for g, before in known))):
             self.on_pass(model, self._read)
         self._unhook()
-        self._by_hand, self._waits, self._read = True, False, False
+        self._by_hand, self._waits, self._read, self._gradients = True, False, False, []
         self.updates += 1
 
     def attach(self) -> contextlib.ExitStack:

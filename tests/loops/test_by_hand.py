@@ -69,6 +69,45 @@ def test_a_loop_without_optimizer_is_recorded(update, passes, clear, watching, r
     assert not said("exporter.step()")
 
 
+def by_count(gradient):
+    """Clear in place, as zero_grad(set_to_none=False) does."""
+    gradient.zero_()
+
+
+def by_product(gradient):
+    """Clear in place by a product."""
+    gradient.mul_(0)
+
+
+def past_count(gradient):
+    """Clear in place, past every count of writes."""
+    gradient.data.zero_()
+
+
+@pytest.mark.parametrize("when", ["with the update", "before the pass", "told"])
+@pytest.mark.parametrize("clear", [by_count, by_product, past_count])
+def test_gradients_cleared_in_place_are_no_zeros(clear, when, watching, recorded):
+    """What the first step was made with is not known once it is cleared; the steps after it are read as passes end."""
+    model = net()
+    exporter = watching(model)
+    norms = []
+    for number in range(5):
+        if when == "before the pass" and number:
+            [clear(p.grad) for p in model.parameters()]
+        model(torch.randn(6, 4)).square().mean().backward()
+        norms.append(torch.sqrt(sum(p.grad.double().square().sum() for p in model.parameters())).item())
+        apply(model)
+        if when != "before the pass":
+            [clear(p.grad) for p in model.parameters()]
+        if when == "told":
+            exporter.step()
+    exporter.close()
+    found = [r.value("gradient.total_norm") for r in recorded(exporter)]
+    assert len(found) == 5
+    assert found[0] is None or found[0] == pytest.approx(norms[0])
+    assert found[1:] == pytest.approx(norms[1:])
+
+
 def test_weights_that_change_before_an_optimizer_steps_make_no_step(watching, recorded):
     """A model that is set back between passes, while its optimizer waits, is not trained by hand."""
     model = net()

@@ -23,11 +23,11 @@ def is_zeroed(gradient: Tensor | None, known: Stamp) -> bool:
     """Whether a gradient was set to zeros since it had a stamp; only known where looking at it waits for no device."""
     if gradient is None or known is None or id(gradient) != known[0] or torch_private.version(gradient) == known[1]:
         return False
-    return _is_blank(gradient)
+    return is_blank(gradient)
 
 
-def _is_blank(gradient: Tensor) -> bool:
-    """Whether all entries are 0; of one whose first entry is not, no other is looked at."""
+def is_blank(gradient: Tensor) -> bool:
+    """Whether all entries are 0, where no device has to be waited for; behind a first one that is not, none is read."""
     if type(gradient) is not Tensor or not gradient.is_cpu:
         return False
     told = gradient.layout is torch.strided and gradient.numel() and bool(gradient[(0,) * gradient.dim()])
@@ -64,7 +64,7 @@ class GradientStamps:
         """
         held = self._parameters()
         grads = [(place, None if (p := held[place]) is None else p.grad) for place in places]
-        return [place for place, g in grads if g is not None and _is_blank(g)]
+        return [place for place, g in grads if g is not None and is_blank(g)]
 
     def _parameters(self) -> list[Tensor | None]:
         """Return the model's parameters in order, each once, ``None`` where one is gone."""
