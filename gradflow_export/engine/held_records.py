@@ -47,13 +47,25 @@ class HeldStep:
             self._trains = threading.current_thread()
             self.release()
 
-    def put(self, bundle: Bundle) -> None:
-        """Hand over a step, now or once its update has shown."""
+    def put(self, bundle: Bundle, *, wait: bool = False) -> None:
+        """Hand over a step, now or once its update has shown.
+
+        Args:
+            bundle: The step.
+            wait: Whether to hold it in any case, until the next.
+        """
         self.release()
-        if any(each.waits for each in self._instruments):
+        if wait or any(each.waits for each in self._instruments):
             self._held = bundle
         else:
             self._hand_over(bundle)
+
+    def drop(self) -> bool:
+        """Forget the step that is held; return whether there was one."""
+        held, self._held = self._held, None
+        for each in self._instruments if held is not None else ():
+            each.drain()
+        return held is not None
 
     def release(self) -> None:
         """Hand over the step that is held, if there is one: no further forward pass belongs to it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import time
 from collections import deque
@@ -34,8 +33,6 @@ from gradflow_export.instruments.hand_updates import HandUpdates
 from gradflow_export.records.step_record import Issue, Note
 from gradflow_export.schedule import Schedule
 
-_log = logging.getLogger("gradflow_export")
-
 Looks = Sequence[Callable[[OptimizerStep], object]]
 
 TOLD = 1000
@@ -63,9 +60,9 @@ class TrainingLoop:
         self.instruments, self.lonely, self.awaited, self.hand = instruments, lonely, awaited, hand
         self.noted: Drained = []  # readings of others, for the next record; of one metric the last counts
         self.told: deque[Issue | Note] = deque(maxlen=TOLD)  # issues and notes, for the record of the step under way
-        self.pace, self.partners = Pace(), Partners()
+        self.pace, self.clock, self.partners = Pace(), StepClock(), Partners()
         self.quiet = QuietSteps(self, guard)
-        self.steps, self.paused, self.alone = 0, False, True
+        self.steps, self.paused, self.alone, self.recorded = 0, False, True, True
         self.optimizers: OptimizerSteps | None = None
         self.schedule, self._guard, self._hand_over = schedule, guard, hand_over
         self.open: Bundle | None = None
@@ -73,9 +70,7 @@ class TrainingLoop:
             self.partners, instruments.loss, instruments.clipping, instruments.hooked, guard.part("loss")
         )
         self.due: frozenset[str] = frozenset()
-        self.recorded, self._told = True, False
         self._compare = guard.part("fingerprints")(partial(_compare, Fingerprints(), self))
-        self.clock = StepClock()
         self._step_began = self._stepped_for = self._collected = 0.0
         part = guard.part
         self._asked = Asked(instruments, schedule.intervals, part)
@@ -89,7 +84,7 @@ class TrainingLoop:
         by_hand = [each for each in instruments.stepped if each.by_hand]
         self._hand_before, self._hand_after = guarded(by_hand, "before", part), guarded(by_hand, "after", part)
         at_pass = guarded([each for each in instruments.stepped if each.at_pass], "before", part)
-        hand.on_pass, hand.on_step = partial(_read_pass, self, at_pass), self.step_by_hand
+        hand.on_pass, hand.on_step = partial(_read_pass, self, at_pass), self._step_by_hand
         self.owned_by_hand: Owned | None = None
         self._numbers = gathered(instruments.armed, "numbers", part)
         self._complete = gathered(instruments.armed, "complete", part)
@@ -176,18 +171,22 @@ class TrainingLoop:
         self.instruments.skip(step)
 
     def step_by_hand(self, model: nn.Module) -> None:
-        """End a step that no optimizer hook reports; the updates are those since the last call."""
-        if self.partners:
-            if not self._told:
-                self._told = True
-                _log.warning("gradflow: an optimizer's steps are counted by themselves; exporter.step() is ignored.")
-            return
+        """End a step that the user marks; an update that was found in it was no step of its own."""
+        first = self.hand.first
+        if self.hand.mark(model, counted=bool(self.partners)):
+            if again := first and self.held.drop():
+                self.steps = self.quiet.lapped = self.steps - 1
+                self.clock.last = None
+            self._step_by_hand(model, looks=not again)
+
+    def _step_by_hand(self, model: nn.Module, *, looks: bool = True) -> None:
+        """End a step that no optimizer hook reports; the updates are those since the last one."""
         self.lonely.over = True
         self.awaited.step(self.instruments.loss.root[0])
         self.hand.end(model)
         self.held.begin()
         step = _by_hand(self, model)
-        if self.recorded:
+        if self.recorded and looks:
             for look in self._hand_after:
                 look(step)
             self.held.step_by_hand(step)
@@ -272,7 +271,7 @@ class TrainingLoop:
                     complete(drained.extend)
             if drained:
                 self._transfer(drained, bundle)
-            self.held.put(bundle)
+            self.held.put(bundle, wait=self.hand.on and self.hand.first)
         self._stepped_for = 0.0
         self.plan()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,8 @@ from gradflow_export.hooks.guards import Guard, hook_all_calls, unguarded
 from gradflow_export.hooks.instances import instances
 from gradflow_export.instruments.gradients.stamps import is_blank, is_zeroed, stamp
 from gradflow_export.metrics.arrays.checksum import checksum
+
+_log = logging.getLogger("gradflow_export")
 
 
 class HandUpdates:
@@ -35,6 +38,8 @@ class HandUpdates:
         on_pass: Called with the model at the end of each backward pass, and whether it is another one of the same step.
         on_step: Called with the model after an update.
         on: Whether no optimizer has stepped yet.
+        marked: Whether the user marks the steps: what is written to weights between two marks is no step of its own.
+        first: Whether the last one was the first of all, and found.
         updates: How many there were.
     """
 
@@ -45,6 +50,7 @@ class HandUpdates:
         self.on_pass: Callable[[nn.Module, bool], None] = lambda _model, _again: None
         self.on_step: Callable[[nn.Module], None] = lambda _model: None
         self.on, self._waits, self._read = True, False, False
+        self.marked = self.first = self._told = False
         self._by_hand: bool | None = None
         self.updates = 0
         self._before: list[tuple[object, ...]] = []
@@ -56,7 +62,7 @@ class HandUpdates:
         """Take notice of a backward pass that begins; an update before it makes a step."""
         self.look()
         model = self.model()
-        if not self._waits and model is not None:
+        if not (self._waits or self.marked) and model is not None:
             self._waits, self._before = True, _known(model)
 
     def over(self) -> None:
@@ -69,7 +75,7 @@ class HandUpdates:
             return
         self.on_pass(model, self._read)
         self._read = True
-        if self._unhook_calls is None and not (self._code is not None and self._code.found):
+        if self._unhook_calls is None and not self.marked and not (self._code is not None and self._code.found):
             self._modules = {id(m): weakref.ref(m) for m in model.modules()}
             self._unhook_calls = hook_all_calls(self._hook, before=True)
 
@@ -77,14 +83,35 @@ class HandUpdates:
         """Report a step where the weights are others than at the last backward pass."""
         self._unhook()
         model = self.model()
-        if not (self._waits and self.on) or model is None or self._by_hand is False or _stand_in(model):
+        if not (self._waits and self.on) or self.marked or model is None or self._by_hand is False or _stand_in(model):
             return
-        if _known(model) == self._before:
-            return
-        if self._by_hand is None:  # once, for it looks at every object there is
-            self._by_hand = not _are_held(_trained(model))
-        if self._by_hand:
+        if _known(model) != self._before and self._has_none(model):
             self.on_step(model)
+
+    def mark(self, model: nn.Module, *, counted: bool) -> bool:
+        """Take notice that the user ends a step.
+
+        Args:
+            model: The model.
+            counted: Whether optimizers have stepped, whose steps count.
+
+        Returns:
+            Whether it is a step: not where an optimizer has stepped, nor where one is still to and weights rest.
+        """
+        if counted and not self._told:
+            self._told = True
+            _log.warning("gradflow: an optimizer's steps are counted by themselves; exporter.step() is ignored.")
+        idle = not self.marked and self._waits and _known(model) == self._before
+        if counted or (idle and not self._has_none(model)):
+            return False
+        self.marked = True
+        return True
+
+    def _has_none(self, model: nn.Module) -> bool:
+        """Whether no optimizer holds the parameters; looked at once, for it goes through every object there is."""
+        if self._by_hand is None:
+            self._by_hand = not _are_held(_trained(model))
+        return self._by_hand
 
     def end(self, model: nn.Module) -> None:
         """Take notice of a step, found or reported; gradients are read now if they are others, as after clipping."""
@@ -99,6 +126,7 @@ class HandUpdates:
         self._unhook()
         self._by_hand, self._waits, self._read, self._gradients = True, False, False, []
         self.updates += 1
+        self.first = self.updates == 1 and not self.marked
 
     def attach(self) -> contextlib.ExitStack:
         """Return a stack whose closing ends it."""

@@ -214,6 +214,57 @@ def test_beside_an_optimizer_it_is_ignored(watching, recorded, said):
     assert len(said()) == 1
 
 
+@pytest.mark.parametrize("when", ["after", "before"])
+def test_beside_an_optimizer_that_has_not_stepped_yet_it_is_no_step(when, watching, recorded):
+    """Calls for each micro-batch leave steps to the optimizer, the first of them too."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exporter, losses = watching(model), []
+    for number in range(8):
+        loss = model(torch.randn(6, 4)).square().mean() / 2
+        loss.backward()
+        losses.append(loss.item())
+        if when == "before":
+            exporter.step()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+        if when == "after":
+            exporter.step()
+    records = recorded(exporter)
+    assert [r.step for r in records] == [1, 2, 3, 4]
+    assert [r.value("loss") for r in records] == pytest.approx(
+        [a + b for a, b in zip(losses[::2], losses[1::2], strict=True)]
+    )
+
+
+def test_between_two_marks_changed_weights_make_no_step(watching, recorded):
+    """An ascent that is taken back, as in SAM by hand: each mark ends one step, and the first one counts once."""
+    model = net()
+    exporter, losses, norms = watching(model), [], []
+    for _ in range(6):
+        x = torch.randn(6, 4)
+        model.zero_grad()
+        model(x).square().mean().backward()
+        ascent = [0.05 * p.grad for p in model.parameters()]
+        with torch.no_grad():
+            [p.add_(e) for p, e in zip(model.parameters(), ascent, strict=True)]
+        model.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        norms.append(torch.sqrt(sum(p.grad.double().square().sum() for p in model.parameters())).item())
+        with torch.no_grad():
+            [p.sub_(e) for p, e in zip(model.parameters(), ascent, strict=True)]
+        apply(model)
+        exporter.step()
+    records = recorded(exporter)
+    assert [r.step for r in records] == [1, 2, 3, 4, 5, 6]
+    assert [r.value("loss") for r in records] == pytest.approx(losses)
+    assert [r.value("gradient.total_norm") for r in records] == pytest.approx(norms)
+    assert records[0].get("parameter.update_norm") is None
+
+
 def test_a_frozen_parameter_is_missing_by_hand_too(watching, recorded):
     """A frozen parameter has no gradient and no update; missing, not zero."""
     model = net()
