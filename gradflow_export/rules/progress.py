@@ -26,6 +26,7 @@ ZERO_RATE = "learning rate 0"
 ZERO_GRADIENT = "zero gradient"
 ROUNDING = "rounding"
 LEFT_OUT = "no update moves them"
+_NOWHERE = "no update moves any"
 UNCHOSEN = "not chosen"
 TAKEN_BACK = "taken back"
 CUT = "cut off"
@@ -112,7 +113,7 @@ class Stagnation(Rule):
                 # The last that moved a parameter is one of the steps that the reading before covers.
                 before=unread(norms.steps, cut[layers[0]])
                 if why == CUT
-                else unread(readings.steps, int(first[layers[0]]) - 1),
+                else _before(readings, layers[0], int(first[layers[0]]) - 1),
             )
             for why, layers in reasons.items()
             if layers
@@ -182,7 +183,7 @@ class Stagnation(Rule):
             0.0,
             0.0,
             message,
-            _ADVICE[why].format(layer=layers[0]),
+            _ADVICE[_NOWHERE if why == LEFT_OUT and len(layers) == total else why].format(layer=layers[0]),
             since=since,
             cause=why,
             origin=why * (why == CUT),
@@ -327,6 +328,8 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         "once per step and has not ended.",
         ZERO_GRADIENT: "a layer after {layer} blocks the gradient: look for dead ReLU units, weights initialized "
         "to 0 (use nn.init.kaiming_normal_), or a mask that removes its output.",
+        _NOWHERE: "change the parameters themselves: p -= lr * p.grad inside torch.no_grad(), for p = p - lr * p.grad "
+        "makes a tensor that the model does not hold; in bfloat16 or float16 small updates are lost to rounding.",
         LEFT_OUT: "update {layer} where the loop updates the others, or call requires_grad_(False) on it if it is "
         "frozen on purpose; in bfloat16 or float16 small updates are lost to rounding: keep the weights in float32.",
         TAKEN_AWAY: "gradients reach {layer}, and are gone when the optimizer steps: search the code between "
@@ -392,6 +395,12 @@ def _unchanged(sites: tuple[str, ...], readings: SiteSeries) -> tuple[npt.NDArra
     # A reading covers all steps since the one before it; of the first that is remembered, of its own.
     since = np.where(first > 0, steps[first - 1] + 1, steps[0])
     return since, np.asarray(count, dtype=np.int64)
+
+
+def _before(readings: SiteSeries, site: str, step: int) -> int:
+    """Return for how many steps a parameter may have rested up to one that was read, where it is not known to rest."""
+    here = readings.present[readings.steps == step, [*readings.sites].index(site)]
+    return unread(readings.steps, step) + int((~here).sum())  # without an optimizer, the first step is not known
 
 
 def _columns(table: npt.NDArray[np.bool_], have: tuple[str, ...], want: tuple[str, ...]) -> npt.NDArray[np.bool_]:

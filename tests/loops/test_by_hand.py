@@ -265,6 +265,22 @@ def test_between_two_marks_changed_weights_make_no_step(watching, recorded):
     assert records[0].get("parameter.update_norm") is None
 
 
+@pytest.mark.parametrize(("moved", "advice"), [(4, "update 4.weight where"), (0, "change the parameters themselves")])
+def test_what_never_moves_is_dated_to_where_it_was_not_read(moved, advice, watching):
+    """The weights before the first update were not read, and where nothing moves there is nothing to do likewise."""
+    model = net()
+    exporter = watching(model, verbose=0)
+    for _ in range(16):
+        backward(model)
+        with torch.no_grad():
+            [p.sub_(0.1 * p.grad) for p in [*model.parameters()][:moved]]
+        exporter.step()
+    exporter.close()
+    (found,) = [issue for issue in exporter.issues if issue.issue_type == "STAGNATION"]
+    assert (found.step, found.before, len(found.layers)) == (2, 1, 6 - moved)
+    assert advice in found.advice
+
+
 def test_a_frozen_parameter_is_missing_by_hand_too(watching, recorded):
     """A frozen parameter has no gradient and no update; missing, not zero."""
     model = net()
