@@ -66,13 +66,11 @@ class TrainingLoop:
         self.optimizers: OptimizerSteps | None = None
         self.schedule, self._guard, self._hand_over = schedule, guard, hand_over
         self.open: Bundle | None = None
-        self._players = Players(
-            self.partners, instruments.loss, instruments.clipping, instruments.hooked, guard.part("loss")
-        )
+        part = guard.part
+        self._players = Players(self.partners, instruments.loss, instruments.clipping, instruments.hooked, part("loss"))
         self.due: frozenset[str] = frozenset()
         self._compare = guard.part("fingerprints")(partial(_compare, Fingerprints(), self))
         self._step_began = self._stepped_for = self._collected = 0.0
-        part = guard.part
         self._asked = Asked(instruments, schedule.intervals, part)
         self._drain_clipping = draining(instruments.clipping, part("clipping"))
         self._used = UsedGradients(instruments.gradients, instruments.clipping, instruments.armed, part)
