@@ -167,7 +167,7 @@ class _Way:
             flat = flat if order is None else flat[order.to(flat.device)]
             return flat.reshape(self._count, columns)[:, some].float()
 
-        return [Met(tuple(sites[0, some].tolist()), None if said is None else ordered(said), ordered(numbers))]
+        return [Met(tuple(map(int, sites[0, some])), None if said is None else ordered(said), ordered(numbers))]
 
 
 def _repeats(side: Any, node: Any) -> bool:
