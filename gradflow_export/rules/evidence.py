@@ -279,3 +279,9 @@ def seen(record: StepRecord, fact: str, layer: str = RUN_SITE) -> float | None:
 def values_of(record: StepRecord, fact: str) -> dict[str, float]:
     """Return the values of a fact by layer, ``kind.name``; a layer at which nothing could be read is left out."""
     return {layer: float(value) for layer, value in record.facts.get(fact, {}).items() if value is not None}
+
+
+def columns_of(table: npt.NDArray[np.bool_], have: tuple[str, ...], want: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+    """Reorder the columns of ``table`` to ``want``; False where a site is not known."""
+    place = {site: index for index, site in enumerate(have)}
+    return np.pad(table, ((0, 0), (0, 1)))[:, [place.get(site, len(have)) for site in want]]

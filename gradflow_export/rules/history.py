@@ -173,6 +173,12 @@ def unread(steps: npt.NDArray[np.int64], step: int) -> int:
     return int((step - 1 - steps[steps < step][-1:]).sum())
 
 
+def unread_at(readings: SiteSeries, site: str, step: int) -> int:
+    """Return for how many steps a parameter may have rested up to one that was read, where it is not known to rest."""
+    here = readings.present[readings.steps == step, [*readings.sites].index(site)]
+    return unread(readings.steps, step) + int((~here).sum())  # without an optimizer, the first step is not known
+
+
 @dataclass
 class Kind:
     """Records in which the same was read.

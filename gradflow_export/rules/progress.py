@@ -15,8 +15,8 @@ from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import FloatArray, Issue, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import only, reading_of, taken_away
-from gradflow_export.rules.history import History, SiteSeries, unread
+from gradflow_export.rules.evidence import columns_of, only, reading_of, taken_away
+from gradflow_export.rules.history import History, SiteSeries, unread, unread_at
 from gradflow_export.rules.sampled import likely
 from gradflow_export.rules.signals import connected, connections, converged, follows, lately, owner, taking_turns
 
@@ -113,7 +113,7 @@ class Stagnation(Rule):
                 # The last that moved a parameter is one of the steps that the reading before covers.
                 before=unread(norms.steps, cut[layers[0]])
                 if why == CUT
-                else _before(readings, layers[0], int(first[layers[0]]) - 1),
+                else unread_at(readings, layers[0], int(first[layers[0]]) - 1),
             )
             for why, layers in reasons.items()
             if layers
@@ -389,21 +389,9 @@ def _unchanged(sites: tuple[str, ...], readings: SiteSeries) -> tuple[npt.NDArra
         Steps and counts. Shape of both: ``[len(sites)]``.
     """
     steps = readings.steps
-    rested = _columns(readings.present & (readings.values == 0), readings.sites, sites)
+    rested = columns_of(readings.present & (readings.values == 0), readings.sites, sites)
     count = np.where(rested.all(axis=0), len(steps), rested[::-1].argmin(axis=0))
     first = np.minimum(len(steps) - count, len(steps) - 1)
     # A reading covers all steps since the one before it; of the first that is remembered, of its own.
     since = np.where(first > 0, steps[first - 1] + 1, steps[0])
     return since, np.asarray(count, dtype=np.int64)
-
-
-def _before(readings: SiteSeries, site: str, step: int) -> int:
-    """Return for how many steps a parameter may have rested up to one that was read, where it is not known to rest."""
-    here = readings.present[readings.steps == step, [*readings.sites].index(site)]
-    return unread(readings.steps, step) + int((~here).sum())  # without an optimizer, the first step is not known
-
-
-def _columns(table: npt.NDArray[np.bool_], have: tuple[str, ...], want: tuple[str, ...]) -> npt.NDArray[np.bool_]:
-    """Reorder the columns of ``table`` to ``want``; False where a site is not known."""
-    place = {site: index for index, site in enumerate(have)}
-    return np.pad(table, ((0, 0), (0, 1)))[:, [place.get(site, len(have)) for site in want]]
