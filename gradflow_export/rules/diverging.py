@@ -46,6 +46,8 @@ _LOADED = (
     "whether training was resumed with all that was saved (model.load_state_dict(checkpoint['model']), the same of the "
     "optimizer and of the scheduler)"
 )
+_SLIGHT = 0.03
+"""Share of what was learned that losses near 0 may vary by."""
 _ABOVE = "above its first values"
 _APART = "loss falls as errors rise"
 _FLAT = "never fell"
@@ -200,7 +202,7 @@ class Diverging(Rule):
         ):
             return ()
         severity, over = self._severity(history, since, now / began), now / constant_level(history)
-        quiet, risen = (left, left) if left == resumed else _onset(every, levels, left, len(before))
+        quiet, risen = (left, left) if left == resumed else _onset(every, levels, left, len(before), _SLIGHT * gained)
         was, since, last = median(every[:quiet][-2 * self.span :]), int(steps[risen]), int(steps[quiet - 1])
         known = f", {number(over)} times that of the best constant prediction" if over > 0 else ""
         lost = f"{number(100 * min((now - was) / gained, 1.0))} % of what was learned is lost" if learned else _ABOVE
@@ -316,7 +318,7 @@ class Diverging(Rule):
         return Severity.MEDIUM if times >= self.far or large else Severity.LOW
 
 
-def _onset(every: Floats, levels: Floats, left: int, before: int) -> tuple[int, int]:
+def _onset(every: Floats, levels: Floats, left: int, before: int, slight: float) -> tuple[int, int]:
     """Return how many losses lie before a rise, and before where it shows; it may begin slowly, long before it is sure.
 
     Args:
@@ -324,6 +326,7 @@ def _onset(every: Floats, levels: Floats, left: int, before: int) -> tuple[int, 
         levels: Their running medians; the first belongs to the first losses. Shape: ``[n - span + 1]``.
         left: Place of the first loss that is surely risen.
         before: Half as many as are looked at before it, and how many around the lowest level tell how it varies.
+        slight: Rise that is none, however small the losses are.
     """
     span, low = len(every) - len(levels) + 1, int(levels.argmin())
     rest = levels[max(low - before // 2, 0) : low + before // 2 + 1]
@@ -331,7 +334,7 @@ def _onset(every: Floats, levels: Floats, left: int, before: int) -> tuple[int, 
     begin = max(left - 2 * before, 0)
     ends = [
         last + int(np.flatnonzero(every[last:][:span] <= level)[-1]) + 1
-        for level in (usual, 1.5 * usual)
+        for level in (usual, max(1.5 * usual, usual + slight))
         for last in (np.flatnonzero(levels[begin : max(left - span // 2, 1)] <= level)[-1:] + begin).tolist()
     ]
     return (min(ends), ends[-1]) if len(ends) == 2 and ends[-1] < left else (left, left)
