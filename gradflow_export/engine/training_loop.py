@@ -214,9 +214,9 @@ class TrainingLoop:
         if roots is not None and self.hand.on:
             self.hand.begin()
         # What reaches a block while a pass is under way belongs to that pass.
-        if self.open is None and not self.instruments.loss.passes.under:
+        if not self.instruments.loss.passes.under:
             self.awaited.passes += roots is not None
-            if self.awaited.passes > EXPECTED or not self.lonely.over:
+            if self.awaited.passes > EXPECTED or not (self.lonely.over or self.open is not None):
                 self._tell_lonely(roots)
 
     def _collect(self, scalars: dict[str, float]) -> None:
@@ -298,7 +298,8 @@ def _pack(drained: Drained, bundle: Bundle) -> None:
 
 def _notice_pass(loop: TrainingLoop, hand_over: Callable[[Bundle], None], roots: Sequence[Root] | None) -> None:
     """Hand over what is to be said of backward passes without a step as another one begins."""
-    awaited, bundle = loop.awaited, Bundle(loop.steps + 1, time.time())
+    # Of what steps beside the first optimizer is known only once one steps again: its step may be open still.
+    awaited, bundle = loop.awaited, Bundle(loop.steps + 1 + (loop.open is not None), time.time())
     if loop.paused:
         awaited.start_over()
     elif roots is not None:
@@ -308,6 +309,8 @@ def _notice_pass(loop: TrainingLoop, hand_over: Callable[[Bundle], None], roots:
     if bundle.packed and not loop.paused:
         while loop.told:
             bundle.told.append(loop.told.popleft())
+        if loop.open is not None:
+            loop.finish()
         loop.held.release()
         if loop.pace.make_up():  # the last step has no record yet
             hand_over(loop.quiet.last_step(_pack))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from gradflow_export.checks.batch_evidence import _rows as some_rows
+from gradflow_export.checks.target_reader import some_rows
 from gradflow_export.metrics.constants import constant_loss, losses
 from gradflow_export.metrics.dependence import (
     any_dependence,
