@@ -16,6 +16,7 @@ from gradflow_export.autograd_graph.loss_shape import factor_of, shape_of
 from gradflow_export.autograd_graph.nodes import Op, edges, kind_of, sources, through, walk
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import saved
+from gradflow_export.metrics.arrays.local import local
 
 MOST_ENTRIES = 65_536
 """Answers of one call that are followed; of more nothing is known."""
@@ -76,11 +77,11 @@ def _kept(nodes: list[Any]) -> dict[Any, Tensor]:
     """Return what nodes made, as far as they, or what takes it, have saved it."""
     kept: dict[Any, Tensor] = {}
     for node in nodes:  # what takes a result comes before what made it
-        kind, result = kind_of(node), saved(node, "result")
-        if result is not None:
+        kind, result = kind_of(node), _held(node, "result")
+        if result is not None and tuple(result.shape) == shape_of(node):
             kept.setdefault(node, result)
         for (source, out), name in zip(edges(node), ("self", "other"), strict=False):
-            value = saved(node, name)
+            value = _held(node, name)
             if source is not None and value is not None and out == 0 and tuple(value.shape) == shape_of(source):
                 kept.setdefault(source, value)
         inner = sources(node)
@@ -92,6 +93,12 @@ def _kept(nodes: list[Any]) -> dict[Any, Tensor]:
         elif kind in _RESHAPES | _COPIES and kept[node].numel() == math.prod(shape_of(inner[0])):
             kept.setdefault(inner[0], kept[node].reshape(shape_of(inner[0])))
     return kept
+
+
+def _held(node: Any, name: str) -> Tensor | None:
+    """Return what a node has saved, of a tensor on several devices the part on this one."""
+    value = saved(node, name)
+    return None if value is None else local(value)
 
 
 class _Way:
@@ -112,7 +119,7 @@ class _Way:
         turned = pair[0][0] is None
         value, places = self.made(pair[int(turned)])
         if kind in _PRODUCTS:
-            return self._beside(None, places, saved(node, "self" if turned else "other"))
+            return self._beside(None, places, _held(node, "self" if turned else "other"))
         apart = self._kept.get(node)
         if apart is None or value is None or getattr(node, "_saved_alpha", 1) != 1:
             return []
