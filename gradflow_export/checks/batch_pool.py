@@ -293,7 +293,9 @@ class Remembered:
             out["target.tested"] = float(len(x))
         # What gives out its inputs, through a code or noise, is no worse for a fit that has neither.
         copied = found.kind not in PICKED and x.shape == y.shape and x.shape[1] > 1
-        fit = None if found.tokens or copied or self._readings <= 9 else left_out(x, with_squares(y))
+        # So is what counts samples by weights: the fit counts all alike.
+        apart = found.tokens or copied or not found.even or self._readings <= 9
+        fit = None if apart else left_out(x, with_squares(y))
         if fit is not None and found.kind is not None:
             out["target.attained"] = attained(found.kind, fit[:, : y.shape[1]], y) / constant
             self._parts.update(column_fits(found.kind, fit, y) if self._parts else {})

@@ -29,11 +29,11 @@ def test_targets_that_are_all_alike_stay_one():
         assert told["target.distinct"] == {"": 1.0}
 
 
-@pytest.mark.parametrize(("tokens", "there"), [(False, True), (True, False)])
-def test_what_a_fit_in_closed_form_explains_is_read(tokens, there):
-    """After a dozen readings of a loss that rests, and never of words, whose numbers are no sizes."""
+@pytest.mark.parametrize(("tokens", "even", "there"), [(False, True, True), (True, True, False), (False, False, False)])
+def test_what_a_fit_in_closed_form_explains_is_read(tokens, even, there):
+    """After a dozen readings of a loss that rests, never of words, whose numbers are no sizes, nor of weighted samples."""
     memory, noise = Remembered(), np.random.default_rng(0)
-    found = Found(kind="squared", inputs=3, outputs=1, own=True, count=16, tokens=tokens)
+    found = Found(kind="squared", inputs=3, outputs=1, own=True, count=16, tokens=tokens, even=even)
     for reading in range(1, 13):
         x = noise.integers(0, 4, size=(16, 3)).astype(float)
         told = memory.take(found, np.column_stack([x, np.full(16, 9.0), x[:, 0]]))
