@@ -11,7 +11,7 @@ from typing import Any
 from gradflow_export.autograd_graph.drawn_together import drawn_together, own_positives, with_itself
 from gradflow_export.autograd_graph.loss_balance import scales_that_fall
 from gradflow_export.autograd_graph.loss_domain import sign_of
-from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, dim_of, factor_of, shape_of
+from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, dim_of, factor_of, shape_of, signed
 from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of, sources
 from gradflow_export.autograd_graph.picked_loss import true_of_two
 from gradflow_export.autograd_graph.weight_penalty import weights_that_grow
@@ -172,17 +172,13 @@ def _unaligned(node: Node) -> Form | None:
     while kind_of(made) in {Op.PERMUTE, Op.TRANSPOSE}:
         dims = list(range(len(shape_of(made))))
         if kind_of(made) == Op.PERMUTE:
-            dims = [_signed(d) % len(dims) for d in made._saved_dims]  # noqa: SLF001 - what a node saved has no other name
+            dims = [signed(d) % len(dims) for d in made._saved_dims]  # noqa: SLF001 - what a node saved has no other name
         else:
-            one, other = (_signed(d) % len(dims) for d in (made._saved_dim0, made._saved_dim1))  # noqa: SLF001 - the same
+            one, other = (signed(d) % len(dims) for d in (made._saved_dim0, made._saved_dim1))  # noqa: SLF001 - the same
             dims[one], dims[other] = dims[other], dims[one]
         axis, made = dims[axis], below(made)
     wrong = kind_of(made) == Op.LOG_SOFTMAX and len(shape_of(made)) == 3 and dim_of(made) != axis
     return (OVER_POSITIONS, 1.0, _bare(below(made))) if wrong else None
-
-
-def _signed(dim: int) -> int:
-    return dim - 2**64 if dim >= 2**63 else dim
 
 
 def _chosen(node: Node) -> Form | None:

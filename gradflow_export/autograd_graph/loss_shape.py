@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -36,8 +38,10 @@ Node = Any
 MOST_ENTRIES = 65_536
 """Outputs that are followed through a change of shape; more of them are taken on trust."""
 _STEPS = 16
-_RESHAPES = frozenset((Op.RESHAPE_ALIAS, Op.SQUEEZE, Op.UNSAFE_VIEW, Op.UNSQUEEZE, Op.VIEW))
-_SAME = frozenset((Op.ALIAS, Op.CLONE, Op.TO_COPY))
+RESHAPES = frozenset((Op.RESHAPE_ALIAS, Op.SQUEEZE, Op.UNSAFE_VIEW, Op.UNSQUEEZE, Op.VIEW))
+"""Nodes that show all entries in their order."""
+COPIES = frozenset((Op.ALIAS, Op.CLONE, Op.TO_COPY))
+"""Nodes that show the same entries in the same shape."""
 _CHOICES = frozenset((Op.INDEX, Op.SELECT, Op.SLICE))
 _SQUASHING = frozenset((Op.SIGMOID, Op.SOFTMAX))
 _AROUND_LOGARITHMS = frozenset((Op.ADD, Op.CLAMP, Op.LOG, Op.NEG, Op.RSUB, Op.SUB))
@@ -87,7 +91,7 @@ def dim_of(node: Node) -> int | None:
     dim: int | None = getattr(node, "_saved_dim", None)
     if dim is None:
         return None
-    dim = _signed(dim)
+    dim = signed(dim)
     return dim + len(shape_of(node)) if dim < 0 else dim
 
 
@@ -102,7 +106,7 @@ def crossed(a: Tensor, b: Tensor) -> bool:
 def argument(node: Node) -> Node:
     """Return what a logarithm was taken of: the first node from here that is no logarithm, sum or limit."""
     for _ in range(_STEPS):
-        if kind_of(node) not in _AROUND_LOGARITHMS and kind_of(node) not in _RESHAPES:
+        if kind_of(node) not in _AROUND_LOGARITHMS and kind_of(node) not in RESHAPES:
             break
         node = below(node) if below(node) is not None else below(node, 1)
     return node
@@ -120,7 +124,7 @@ def twice(node: Node) -> str | None:
     if kind_of(node) not in _SQUASHING:
         return None
     source = below(node)
-    while kind_of(source) in _RESHAPES | _SAME | _CHOICES:
+    while kind_of(source) in RESHAPES | COPIES | _CHOICES:
         source = below(source)
     return kind_of(source) if kind_of(source) in _SQUASHING else None
 
@@ -159,7 +163,7 @@ def over_positions(softmax: Node, dim: int, layers: frozenset[str]) -> bool:
     for _ in range(_STEPS):
         if kind_of(node) in layers or adds_bias(node):
             break
-        if kind_of(node) not in _RESHAPES | _SAME:
+        if kind_of(node) not in RESHAPES | COPIES:
             return False
         node = below(node)
     made = shape_of(node)
@@ -186,7 +190,7 @@ def mixes_positions(node: Node, dim: int, layers: frozenset[str]) -> bool:
         if (
             len(steps) == _STEPS
             or not shape_of(node)
-            or kind_of(node) not in _RESHAPES | _SAME | {Op.PERMUTE, Op.T, Op.TRANSPOSE}
+            or kind_of(node) not in RESHAPES | COPIES | {Op.PERMUTE, Op.T, Op.TRANSPOSE}
         ):
             return False
         steps.append(node)
@@ -196,29 +200,67 @@ def mixes_positions(node: Node, dim: int, layers: frozenset[str]) -> bool:
         kind_of(node) == Op.BMM
         or len(shape) < 2
         or math.prod(shape) > MOST_ENTRIES
-        or not any(kind_of(step) in _RESHAPES for step in steps)
+        or not any(kind_of(step) in RESHAPES for step in steps)
     ):
         return False
     axis = 1 if kind_of(node) == Op.CONVOLUTION else len(shape) - 1
     outside = [size for index, size in enumerate(shape) if index != axis]
     positions = torch.arange(math.prod(outside)).view(outside).unsqueeze(axis).expand(shape)
     for step in reversed(steps):
-        positions = _changed(positions, step)
+        positions = VIEWS[kind_of(step)](step, 0, positions)
     if positions.dim() <= dim or positions.shape[dim] != shape[axis] or shape[axis] < 2:
         return False
     return bool((positions != positions.narrow(dim, 0, 1)).any())
 
 
-def _changed(tensor: Tensor, step: Node) -> Tensor:
-    kind = kind_of(step)
-    if kind in _RESHAPES:
-        return tensor.reshape(shape_of(step))
-    if kind == Op.PERMUTE:
-        return tensor.permute([_signed(d) for d in step._saved_dims])  # noqa: SLF001 - what a node saved has no other name
-    if kind == Op.TRANSPOSE:
-        return tensor.transpose(_signed(step._saved_dim0), _signed(step._saved_dim1))  # noqa: SLF001 - the same
-    return tensor.t() if kind == Op.T else tensor
-
-
-def _signed(dim: int) -> int:
+def signed(dim: int) -> int:
+    """Return a dimension as it was given: nodes save those below 0 as unsigned numbers."""
     return dim - 2**64 if dim >= 2**63 else dim
+
+
+def _turned(node: Node, _out: int, value: Tensor) -> Tensor:
+    return value.transpose(signed(node._saved_dim0), signed(node._saved_dim1))  # noqa: SLF001 - what a node saved has no other name
+
+
+def _permuted(node: Node, _out: int, value: Tensor) -> Tensor:
+    return value.permute([signed(dim) for dim in node._saved_dims])  # noqa: SLF001 - the same
+
+
+def _selected(node: Node, _out: int, value: Tensor) -> Tensor:
+    return value.select(signed(node._saved_dim), signed(node._saved_index))  # noqa: SLF001 - the same
+
+
+def _sliced(node: Node, _out: int, value: Tensor) -> Tensor:
+    saved_ends = (node._saved_start, node._saved_end)  # noqa: SLF001 - the same
+    begin, end = (None if each is None else signed(each) for each in saved_ends)
+    places = [slice(None)] * (signed(node._saved_dim) % value.dim())  # noqa: SLF001 - the same
+    places.append(slice(begin, end, node._saved_step))  # noqa: SLF001 - the same
+    return value[tuple(places)]
+
+
+def _split(node: Node, out: int, value: Tensor) -> Tensor:
+    dim, size = signed(node._saved_dim), signed(node._saved_split_size)  # noqa: SLF001 - the same
+    return value.narrow(dim, out * size, min(size, value.shape[dim] - out * size))
+
+
+def _split_by_sizes(node: Node, out: int, value: Tensor) -> Tensor:
+    sizes = [signed(size) for size in node._saved_split_sizes]  # noqa: SLF001 - the same
+    return value.narrow(signed(node._saved_dim), sum(sizes[:out]), sizes[out])  # noqa: SLF001 - the same
+
+
+VIEWS: Mapping[str, Callable[[Node, int, Tensor], Tensor]] = MappingProxyType(
+    {
+        **dict.fromkeys(COPIES, lambda _node, _out, value: value),
+        **dict.fromkeys(RESHAPES, lambda node, _out, value: value.reshape(shape_of(node))),
+        Op.EXPAND: lambda node, _out, value: value.expand(shape_of(node)),
+        Op.PERMUTE: _permuted,
+        Op.SELECT: _selected,
+        Op.SLICE: _sliced,
+        Op.SPLIT: _split,
+        Op.SPLIT_WITH_SIZES: _split_by_sizes,
+        Op.T: lambda _node, _out, value: value.t(),
+        Op.TRANSPOSE: _turned,
+        Op.UNBIND: lambda node, out, value: value.unbind(signed(node._saved_dim))[out],  # noqa: SLF001 - the same
+    }
+)
+"""What nodes show of what entered, by their kind: called with the node, which of its results is meant, and that."""

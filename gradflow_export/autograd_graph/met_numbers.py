@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gradflow_export.autograd_graph.loss_shape import factor_of, shape_of
+from gradflow_export.autograd_graph.loss_shape import COPIES, RESHAPES, VIEWS, factor_of, shape_of
 from gradflow_export.autograd_graph.nodes import Op, edges, kind_of, sources, through, walk
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import saved
@@ -24,8 +23,6 @@ MOST_MET, MOST_COLUMNS = 4, 32
 """Numbers that are looked at, and their columns, at most."""
 _NODES = 256
 _DEEP = 16
-_RESHAPES = frozenset((Op.RESHAPE_ALIAS, Op.SQUEEZE, Op.UNSAFE_VIEW, Op.UNSQUEEZE, Op.VIEW))
-_COPIES = frozenset((Op.ALIAS, Op.CLONE, Op.TO_COPY))
 _BY_ENTRY = frozenset((
     Op.ABS, Op.ADD, Op.CLAMP, Op.CLAMP_MAX, Op.CLAMP_MIN, Op.DIV, Op.ELU, Op.EXP, Op.LOG, Op.LOG_1P, Op.LOG_SIGMOID,
     Op.LOG_SOFTMAX, Op.MUL, Op.NEG, Op.POW, Op.RELU, Op.RSUB, Op.SIGMOID, Op.SOFTMAX, Op.SOFTPLUS, Op.SQRT, Op.SUB,
@@ -90,7 +87,7 @@ def _kept(nodes: list[Any]) -> dict[Any, Tensor]:
         factor = factor_of(node)
         if kind == Op.NEG or (factor and not math.isnan(factor)):
             kept.setdefault(inner[0], kept[node] / (-1.0 if kind == Op.NEG else factor))
-        elif kind in _RESHAPES | _COPIES and kept[node].numel() == math.prod(shape_of(inner[0])):
+        elif kind in RESHAPES | COPIES and kept[node].numel() == math.prod(shape_of(inner[0])):
             kept.setdefault(inner[0], kept[node].reshape(shape_of(inner[0])))
     return kept
 
@@ -144,7 +141,7 @@ class _Way:
         if kind in _BY_ENTRY:
             places = places if places is not None and tuple(places.shape) == shape_of(node) else None
             return _entries(node, kind, value) if kept is None and len(sources(node)) == 1 else kept, places
-        view = _VIEWS.get(kind)
+        view = VIEWS.get(kind)
         if view is None:
             return kept, None
         shown = [None if each is None else view(node, out, each) for each in (value, places)]
@@ -194,53 +191,3 @@ def _entries(node: Any, kind: str, value: Tensor | None) -> Tensor | None:
     if kind in {Op.LOG, Op.LOG_1P}:
         return value.log() if kind == Op.LOG else value.log1p()
     return None if math.isnan(factor) else value * factor
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number
-
-
-def _turned(node: Any, _out: int, value: Tensor) -> Tensor:
-    return value.transpose(_signed(node._saved_dim0), _signed(node._saved_dim1))  # noqa: SLF001 - the same
-
-
-def _permuted(node: Any, _out: int, value: Tensor) -> Tensor:
-    return value.permute([_signed(dim) for dim in node._saved_dims])  # noqa: SLF001 - the same
-
-
-def _selected(node: Any, _out: int, value: Tensor) -> Tensor:
-    return value.select(_signed(node._saved_dim), _signed(node._saved_index))  # noqa: SLF001 - the same
-
-
-def _sliced(node: Any, _out: int, value: Tensor) -> Tensor | None:
-    dim, begin = _signed(node._saved_dim), _signed(node._saved_start or 0)  # noqa: SLF001 - the same
-    size = shape_of(node)[dim] if shape_of(node) else 0
-    begin = begin + value.shape[dim] if begin < 0 else begin
-    return value.narrow(dim, begin, size) if node._saved_step == 1 and begin + size <= value.shape[dim] else None  # noqa: SLF001 - the same
-
-
-def _split(node: Any, out: int, value: Tensor) -> Tensor:
-    dim, size = _signed(node._saved_dim), _signed(node._saved_split_size)  # noqa: SLF001 - the same
-    return value.narrow(dim, out * size, min(size, value.shape[dim] - out * size))
-
-
-def _split_by_sizes(node: Any, out: int, value: Tensor) -> Tensor:
-    sizes = [_signed(size) for size in node._saved_split_sizes]  # noqa: SLF001 - the same
-    return value.narrow(_signed(node._saved_dim), sum(sizes[:out]), sizes[out])  # noqa: SLF001 - the same
-
-
-_VIEWS: Mapping[str, Callable[[Any, int, Tensor], Tensor | None]] = MappingProxyType(
-    {
-        **dict.fromkeys(_COPIES, lambda _node, _out, value: value),
-        **dict.fromkeys(_RESHAPES, lambda node, _out, value: value.reshape(shape_of(node))),
-        Op.EXPAND: lambda node, _out, value: value.expand(shape_of(node)),
-        Op.PERMUTE: _permuted,
-        Op.SELECT: _selected,
-        Op.SLICE: _sliced,
-        Op.SPLIT: _split,
-        Op.SPLIT_WITH_SIZES: _split_by_sizes,
-        Op.T: lambda _node, _out, value: value.t(),
-        Op.TRANSPOSE: _turned,
-        Op.UNBIND: lambda node, out, value: value.unbind(_signed(node._saved_dim))[out],  # noqa: SLF001 - the same
-    }
-)

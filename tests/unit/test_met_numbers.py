@@ -43,6 +43,10 @@ IN_UNIT = {
     "of a column": (1, lambda o, y: torch.sqrt((o.squeeze(1) - y.squeeze(1)) ** 2 + 1e-3).mean()),
     "of the last step": (1, lambda o, y: (o.view(64, 1, 1)[:, -1] - y).cosh().log().mean()),
     "of positive answers": (1, lambda o, y: (functional.softplus(o) - y).cosh().log().mean()),
+    "every second": (2, lambda o, y: (o[:, ::2] - y).cosh().log().mean() + o[:, 1].exp().mean()),
+    "the last, unbound": (3, lambda o, y: (o.unbind(1)[-1] - y[:, 0]).cosh().log().mean()),
+    "from the end": (3, lambda o, y: (o.transpose(0, 1)[-1:].t() - y).cosh().log().mean()),
+    "sizes": (3, lambda o, y: (o.split([2, 1], 1)[1] - y).cosh().log().mean()),
     "mixture": (6, _mixture),
 }  # fmt: skip
 IN_ANOTHER = {
