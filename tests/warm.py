@@ -29,13 +29,18 @@ class Program:
 
     @property
     def out(self):
-        """What it wrote to standard output."""
-        return (self.folder / "1").read_text(encoding="utf-8")
+        """What it wrote to standard output so far."""
+        return self._written("1")
 
     @property
     def err(self):
-        """What it wrote to standard error."""
-        return (self.folder / "2").read_text(encoding="utf-8")
+        """What it wrote to standard error so far."""
+        return self._written("2")
+
+    def _written(self, name):
+        """Return what a file of the program holds; nothing where the program has not begun yet."""
+        file = self.folder / name
+        return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 class Programs:
