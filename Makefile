@@ -68,7 +68,7 @@ LIVES := life ends replay exporter_life offline patterns
 TREATMENTS := batches by_hand cures mending samples sizes treatments
 # The longest files come first (tests/conftest.py), so that no worker is left alone with one at the end.
 test: $(VENV)/.stamp-test
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(LIVES:%=--ignore=tests/wandb_core/test_%.py) \
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(CASES) $(LIVES:%=--ignore=tests/wandb_core/test_%.py) \
 		$(TREATMENTS:%=--ignore=tests/unit/test_experiments_%.py)
 
 test-doctor: $(VENV)/.stamp-test
@@ -96,7 +96,7 @@ test-frameworks: $(VENV)/.stamp-test
 test-verdicts: test-verdicts-inputs
 
 # The first of the two, which CI runs beside `make test`. With noise on its inputs, no batch is the same as data that stand in memory.
-# VERDICTS=--ends, as there, takes the first and the last case of each test: all cases run there as they are, and all perturbed without it.
+# VERDICTS=--cases=last, as there, takes the last case of each test, and CASES=--cases=others all that this leaves to `make test`.
 VERDICT_WORKERS ?= 2
 test-verdicts-inputs: $(VENV)/.stamp-test
 	ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest -n $(VERDICT_WORKERS) --dist loadfile --perturb inputs,threads=2 $(VERDICTS) \

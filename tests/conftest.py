@@ -59,7 +59,9 @@ def pytest_addoption(parser):
     """Add what verdicts are tested with beyond one machine: see ``tests/perturb.py``."""
     group = parser.getgroup("verdicts")
     group.addoption("--perturb", default="", help="arithmetic of another machine: products,inputs,seed=3,threads=2")
-    group.addoption("--ends", action="store_true", help="of the cases of each test, run the first and the last")
+    group.addoption(
+        "--cases", choices=("last", "others"), help="run the last case of each test of verdicts, or all else"
+    )
     group.addoption("--margins", type=float, help="move every threshold by this share and print which verdicts change")
 
 
@@ -77,15 +79,22 @@ LONGEST = (
 _PLACES = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
 
 
+def _is_of_verdicts(item):
+    """Whether `make test-verdicts-inputs` runs a test."""
+    return item.path.parent.name == "pathologies" or "test_a_broken_batch_is_a_loss_spike_that_passes" in item.name
+
+
 def pytest_collection_modifyitems(config, items):
     """Begin with the files that take longest; the others keep their order."""
-    if config.getoption("ends"):
-        cases = {}
+    wanted = config.getoption("cases")
+    if wanted is not None:
+        last = {(item.path, getattr(item, "originalname", item.name)): item for item in items if _is_of_verdicts(item)}
+        ends = set(map(id, last.values()))
+        parts = {"last": [], "others": []}
         for item in items:
-            cases.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
-        kept = {id(each) for every in cases.values() for each in (every[0], every[-1])}
-        config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
-        items[:] = [item for item in items if id(item) in kept]
+            parts["last" if id(item) in ends else "others"].append(item)
+        items[:] = parts.pop(wanted)
+        config.hook.pytest_deselected(items=[*parts.popitem()[1]])
     items.sort(key=lambda item: _PLACES.get(item.path, len(LONGEST)))
 
 
