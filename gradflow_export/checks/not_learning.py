@@ -17,6 +17,7 @@ from gradflow_export.rules.evidence import (
     fall,
     fell,
     fell_since,
+    gradient_grows,
     layers_of,
     none_better,
     past,
@@ -70,9 +71,9 @@ class NotLearning(Check):
     If a closed-form fit on some of the samples, evaluated leave-one-out, lowers the loss of the best constant
     prediction by ``open`` or more, the model must have come down by ``half`` of that, or be on its way: a loss that
     falls would get there within ``soon`` times the steps so far. Below ``hardly`` the severity is MEDIUM. It is LOW
-    above it, while the learning rate rises, before step ``patient`` if anything was learned, and if the loss falls:
-    many losses fall slowly at first, so a straight line through them ends too high. What was learned by then and is
-    lost again is DIVERGING, or is learned anew.
+    above it, while the learning rate or the gradient rises, before step ``patient`` if anything was learned, and if
+    the loss falls: many losses fall slowly at first, so a straight line through them ends too high. What was learned
+    by then and is lost again is DIVERGING, or is learned anew.
 
     For any loss: a model whose outputs are equal for all samples of a batch, up to rounding, although the inputs
     differ, in ``readings`` consecutive readings, does not use its inputs, or averages over the samples.
@@ -138,6 +139,7 @@ class NotLearning(Check):
     remembers: ClassVar[tuple[str, ...]] = (
         "loss",
         "learning_rate",
+        "gradient.total_norm",
         "answer.alike",
         "loss.over_constant",
         "loss.sense",
@@ -256,7 +258,8 @@ class NotLearning(Check):
             return ()
         rates = history.run("learning_rate").values[-30:]
         rises = len(rates) > 0 and rates[-1] > 1.05 * rates[0]
-        soon = history.seen < self.patient and share < self.level  # a plateau that is left may look like this
+        # A plateau that is left may look like this.
+        soon = (history.seen < self.patient and share < self.level) or gradient_grows(history)
         return (
             Finding(
                 IssueType.NOT_LEARNING,

@@ -122,6 +122,22 @@ def fell(history: History, sure: float = 3.0) -> bool:
     return fall(history.run("loss").whole()[1]) >= sure
 
 
+def gradient_grows(history: History, sure: float = 3.0) -> bool:
+    """Whether the gradient grows against its own noise in the later two thirds of the run.
+
+    Where a model leaves a plateau it does long before the loss falls: near a saddle the distance from it, and the
+    gradient with it, grows by a factor at each step.
+
+    Args:
+        history: Holds ``gradient.total_norm``.
+        sure: Least z-score.
+
+    Source: Saxe et al. 2014, arXiv:1312.6120.
+    """
+    norms = history.run("gradient.total_norm").whole()[1]
+    return fall(-norms[len(norms) // 3 :]) >= sure
+
+
 def fell_since(history: History, step: int, recent: int = 20, sure: float = 4.0, apart: float = 3.0) -> bool:
     """Whether the last losses lie below those up to a step, against their own noise; the first steps are left out.
 

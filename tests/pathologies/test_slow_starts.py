@@ -54,3 +54,27 @@ def test_a_model_that_stays_where_it_was_is_accused(rate, seed):
     issues, loss = trained(deep(), 190, rate, seed)
     assert loss > 2.0
     assert max(issue.severity for issue in issues) >= Severity.MEDIUM
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plateau_that_is_left_is_no_more_than_a_remark(seed):
+    """Small weights are left slowly: the gradient grows for a hundred steps before the loss falls."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Linear(8, 16, bias=False), nn.Tanh(), nn.Linear(16, 16, bias=False), nn.Tanh(), nn.Linear(16, 1, bias=False)
+    )
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.15)
+    truth, optimizer, losses = torch.randn(8, 1) / 3, torch.optim.SGD(model.parameters(), 0.05), []
+    with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True).watch() as exporter:
+        for _ in range(200):
+            x = torch.randn(64, 8)
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), x @ truth)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[-1] < 0.1 < 0.3 < min(losses[:100])
+    told = [issue for issue in exporter.issues if issue.issue_type is IssueType.NOT_LEARNING]
+    assert all(issue.severity <= Severity.LOW and issue.healed_step is not None for issue in told)
