@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gradflow_export.autograd_graph.loss_graph import LAYERS as INPUTS
 from gradflow_export.autograd_graph.loss_graph import Node, Term
 from gradflow_export.autograd_graph.loss_shape import dim_of, shape_of
 from gradflow_export.autograd_graph.nodes import ATTENTION, Op, below, inputs, kind_of, takers_in, through, walk
@@ -212,8 +211,8 @@ def _owner_below(node: Node, names: Mapping[int, str]) -> str:
 def across_samples(term: Term, graph: Graph, names: Mapping[int, str]) -> dict[str, float]:
     """Return the layers whose scores a softmax within the model spreads over a batch, with the number of its samples.
 
-    Known only where each sample has several places, as words or pixels, so that these may be what was meant: nodes of
-    one graph are samples as well, and may be chosen from.
+    What is chosen from samples is added up over them, as nodes of one graph are. Here each share stays with its sample
+    up to the prediction.
 
     Args:
         term: A loss.
@@ -221,13 +220,14 @@ def across_samples(term: Term, graph: Graph, names: Mapping[int, str]) -> dict[s
         names: Names of modules by the ``id`` of their parameters.
     """
     count = 0 if term.targets is None or term.targets.dim() < 1 else len(term.targets)
-    data = [_data(node) for node in graph.nodes] if count > 2 else []
     out: dict[str, float] = {}
-    for node in graph.nodes if data else ():
+    for node in graph.nodes if count > 2 else ():
         shape = shape_of(node) if kind_of(node) in {Op.SOFTMAX, Op.SAFE_SOFTMAX} else ()
         if len(shape) < 2 or dim_of(node) != 0 or shape[0] != count or count in shape[1:] or max(shape[1:]) == 1:
             continue
-        if any(_is_batch(entered, shape) for entered in data):
+        if term.behind in walk(
+            [node], step=lambda here: graph.takers.get(here, ()), into=lambda here: shape_of(here)[:1] == (count,)
+        ):
             out[_owner_below(node, names)] = float(count)
     return out
 
@@ -252,31 +252,6 @@ def across_queries(graph: Graph, names: Mapping[int, str]) -> dict[str, float]:
         if len(takers) == 1 and kind_of(takers[0]) == Op.BMM and below(takers[0]) is here:
             out[_owner_below(node, names)] = float(shape[-2])
     return out
-
-
-def _data(node: Node) -> Tensor | None:
-    """Return what enters a layer and was made by no other."""
-    if kind_of(node) in _EMBEDDINGS:
-        return saved(node, "indices")
-    attribute, place, _ = INPUTS.get(kind_of(node), ("", 0, 0))
-    return saved(node, attribute) if attribute and below(node, place) is None else None
-
-
-def _is_batch(entered: Tensor | None, shape: tuple[int, ...]) -> bool:
-    """Whether what enters a layer has a row for each sample, with places in it, or one for each place.
-
-    Args:
-        entered: What comes from outside.
-        shape: Of scores, samples first; where each sample has one number per place, their count has to be that of what
-            entered, for these numbers may be of classes.
-    """
-    if entered is None or entered.dim() < 2:
-        return False
-    words = not entered.is_floating_point()
-    if entered.dim() == 2 and not words:
-        return entered.shape[0] == shape[0] * shape[1]
-    places = entered.shape[1:] if words else entered.shape[1:-1]
-    return entered.shape[0] == shape[0] and (len(shape) > 2 or shape[1] in places)
 
 
 def _told(

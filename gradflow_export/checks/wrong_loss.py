@@ -112,7 +112,7 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
         known.OVER_SAMPLES: _Told(
             message="A softmax within the model runs over the {0} samples of a batch: the output for one sample "
             "depends on the others.",
-            advice="use the dimension to choose from, softmax(dim=1) over the positions of inputs [N, positions, "
+            advice="use the dimension to choose from, softmax(dim=1) over the experts or positions of [N, choices, "
             "...]; dimension 0 is the batch.",
         ),
         known.OVER_QUERIES: _Told(

@@ -364,9 +364,35 @@ def test_a_softmax_over_the_samples_is_told_of_scores_with_two_dimensions(dim, l
     assert told(model, lambda: F.cross_entropy(model(x), y), IssueType.WRONG_LOSS) == layers
 
 
-@pytest.mark.parametrize("features", [8, 12])
-def test_scores_of_classes_that_a_softmax_spreads_over_the_samples_are_not_judged(features):
-    """Each sample is one row: what is chosen from are samples, as nodes of a graph are."""
-    model = nn.Sequential(nn.Linear(features, 12), nn.Softmax(dim=0), nn.Linear(12, 4))
-    x, y = torch.randn(16, features), torch.randint(4, (16,))
-    assert told(model, lambda: F.cross_entropy(model(x), y), IssueType.WRONG_LOSS) == []
+class Chooses(nn.Module):
+    """Has a softmax run over the samples, and uses what it gives in one of several ways."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.body, self.gate = how, nn.Linear(8, 12), nn.Linear(8, 4)
+        self.heads = nn.ModuleList(nn.Linear(12, 4) for _ in range(4))
+
+    def forward(self, x):
+        h, shares = torch.tanh(self.body(x)), self.gate(x).softmax(0)
+        outs = torch.stack([head(h) for head in self.heads], 1)
+        return {
+            "mixture": lambda: (shares[:, :, None] * outs).sum(1),
+            "mixture, by columns": lambda: sum(shares[:, i : i + 1] * outs[:, i] for i in range(4)),
+            "mixture, by a product": lambda: (shares[:, None] @ outs)[:, 0],
+            "layer": lambda: shares @ outs[0],
+            "what all have in common": lambda: outs[:, 0] + (shares[:, :1] * outs[:, 1]).sum(0),
+            "by a product, in common": lambda: outs[:, 0] + (shares.t() @ outs[:, 1]).mean(0),
+        }[self.how]()
+
+
+WITHIN = ("mixture", "mixture, by columns", "mixture, by a product", "layer")
+IN_COMMON = ("what all have in common", "by a product, in common")
+
+
+@pytest.mark.parametrize("how", WITHIN + IN_COMMON)
+def test_shares_of_samples_that_stay_with_their_sample_are_told(how):
+    """What is chosen from samples, as from nodes of one graph, is added up over them; else samples compete."""
+    model = Chooses(how)
+    x, y = torch.randn(16, 8), torch.randint(4, (16,))
+    found = told(model, lambda: F.cross_entropy(model(x), y), IssueType.WRONG_LOSS)
+    assert found == ([("gate",)] if how in WITHIN else [])
