@@ -25,7 +25,7 @@ from gradflow_export.rules.evidence import (
     still_falls,
 )
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import solved, warms_up
+from gradflow_export.rules.signals import solved
 
 BATCH_FOR_TIME = "batch taken for time"
 """Cause of a model that takes the samples of a batch for the steps of a sequence."""
@@ -43,7 +43,7 @@ _LEFT = (
 )
 _SO_FAR = (
     ": its targets depend on the inputs, and its predictions do not.",
-    " and does not fall beyond its own noise: the inputs are not used.",
+    " and does not fall below it: the inputs are not used.",
 )
 _WEIGH = (
     "increase the weight of this term or reduce the others: sum the reconstruction loss over features if the KL is "
@@ -196,9 +196,8 @@ class NotLearning(Check):
         if not shares or (whole and self._best(history) < self.lost * constant_level(history)):
             return ()
         rate = history.run("learning_rate")
-        rises = f"the learning rate is still rising, {number(rate.last)} so far: shorten the warm-up; or " * warms_up(
-            history
-        )
+        climbs = bool(rate.last > 1.1 * rate.values[rate.steps >= half].min(initial=np.inf))
+        rises = f"the learning rate is still rising, {number(rate.last)} so far: shorten the warm-up; or " * climbs
         layers, part = (("",), "the loss") if whole else (tuple(shares), f"the loss at {some(tuple(shares))}")
         return (
             Finding(

@@ -11,7 +11,7 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, surest
-from gradflow_export.rules.evidence import constant_level, layers_of, no_better, past, seen, still_falls
+from gradflow_export.rules.evidence import constant_level, layers_of, no_better, none_better, past, seen, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import margins
 
@@ -130,6 +130,10 @@ class UnrelatedTargets(Check):
             follows_from=(IssueType.WRONG_LOSS, IssueType.DATA_SCALE, IssueType.NOT_TRAINING),
             sure=enough and not learns,
         )
+
+    def lasts(self, issue: Issue, history: History) -> bool:
+        """Return whether no loss is better than a constant still; a test that is nearly positive is no end of it."""
+        return none_better(history, self.level, 5) is not None and not self.refuted(issue, history)
 
     def refuted(self, issue: Issue, history: History) -> bool:
         """Whether at every loss the last two tests found a dependence, later on there are few, or the model did."""

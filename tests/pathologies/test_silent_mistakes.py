@@ -461,9 +461,9 @@ def test_what_nothing_explains_is_not_learning():
     assert judged(lambda _: 1.0, NotLearning(), steps=99) == []
 
 
-@pytest.mark.parametrize(("later", "over"), [((4.0, 3.5), True), ((4.0, 0.5), False)])
+@pytest.mark.parametrize(("later", "over"), [((4.0, 3.5), True), ((4.0, 0.5), False), ((2.4,) * 60, False)])
 def test_two_tests_on_end_that_find_a_dependence_end_unrelated_targets(later, over):
-    """Tests become rare: the last ones count, and a single one of them may be chance."""
+    """Tests become rare: the last ones count, a single one of them may be chance, and nearly positive is not enough."""
     judge, noise = Judge((UnrelatedTargets(),), strict=True), np.random.default_rng(0)
     for step, z in enumerate((*(0.5,) * 60, *later, *(None,) * 10), start=1):
         facts = {"loss.over_constant": 1.0, "loss.known": 1.0, "target.distinct": 9.0, "target.tested": 256.0}
@@ -512,6 +512,20 @@ def test_easier_batches_are_no_end_of_a_run_that_does_not_learn(share, over):
         evidence = evidence_of(step, {"loss.over_constant": {"head": now}, "loss.known": {"head": 1.0}})
         judge.check(StepRecord(step, 0.0, (Reading.run("loss", loss),), evidence=evidence))
     assert [issue.healed_step is not None for issue in judge.issues] == [over]
+
+
+@pytest.mark.parametrize(("rate", "rises"), [(lambda t: 1e-7 * t, True), (lambda t: min(1e-4 * t, 5e-3), False)])
+def test_a_warm_up_of_thousands_of_steps_is_named(rate, rises):
+    """However slowly it rises by then."""
+    judge, noise = Judge((NotLearning(),), strict=True), np.random.default_rng(0)
+    for step in range(1, 301):
+        now = 1.03 - 0.0001 * step + 0.01 * noise.normal()
+        evidence = evidence_of(step, {"loss.over_constant": {"head": now}, "loss.known": {"head": 1.0}})
+        readings = Reading.run("loss", now), Reading.run("learning_rate", rate(step))
+        judge.check(StepRecord(step, 0.0, readings, evidence=evidence))
+    (issue,) = judge.issues
+    assert ("still rising" in issue.advice) == rises
+    assert issue.message.endswith("does not fall below it: the inputs are not used.")
 
 
 def test_a_part_of_the_loss_that_others_drown():
