@@ -184,10 +184,10 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice=_BCE_TAKES_LOGITS,
         ),
         known.COSINES_IN_CE: _Told(
-            message="The cross-entropy, which takes logits, is given unscaled cosine similarities between -1 and "
-            "1: it cannot fall below {0}.",
-            advice="multiply them by a scale, as in CosFace and CLIP: F.cross_entropy(16.0 * cosines, targets). A "
-            "temperature divides: cosines / 0.07.",
+            message="The cross-entropy, which takes logits, is given cosine similarities, unscaled or scaled "
+            "down: it cannot fall below {0}.",
+            advice="a temperature divides, cosines / 0.07, and a scale multiplies, as in CosFace and CLIP: "
+            "F.cross_entropy(16.0 * cosines, targets).",
         ),
         known.FOCAL_OF_MEAN: _Told(
             message="The focal weight (1 - exp(-loss)) ** gamma is computed from the mean loss of a batch: all "

@@ -32,8 +32,8 @@ TAKEN_BACK = "taken back"
 CUT = "cut off"
 TAKEN_AWAY = "gradient taken away"
 
-_DECAYED = 1e-2
-"""Share of its maximum below which a learning rate leaves weights as they are."""
+_DECAYED, _FADED = 1e-2, 1e-5
+"""Shares of its maximum, and of the weights, below which a learning rate and an update leave weights as they are."""
 _MISSING = np.float32(np.nan)
 _SHUT = ("activation.zero_share", "activation.saturated_share")
 
@@ -77,6 +77,7 @@ class Stagnation(Rule):
         "parameter.first_entries",
         "parameter.gradient_norm",
         "parameter.kept_gradient",
+        "update.ratio",
         "connection.state",
         *_SHUT,
     )
@@ -139,10 +140,12 @@ class Stagnation(Rule):
         # An optimizer that steps more rarely than another has no learning rate to tell at this step.
         loose, held = lately(history, Wiring.GRADIENT, Wiring.OWNED), connected(history, Wiring.OWNED)
         strange, idle = np.isin(sites, [*loose]), unknown & np.isin(sites, [*held])
+        moves = history.run("update.ratio").values
+        fades = bool((moves[moves > 0][-1:] < _FADED).any())
         why = np.select(
             [strange, idle, unknown, np.isnan(norms), rates == 0.0, invariant, norms == 0.0],
             [NOT_OWNED, "", NOT_OWNED, NO_GRADIENT, ZERO_RATE, "", ZERO_GRADIENT],
-            LEFT_OUT if np.isnan(rates).all() else ROUNDING,
+            LEFT_OUT if np.isnan(rates).all() and not fades else ROUNDING,
         )
         return {
             each: tuple(compress(sites, still & (why == each))) for each in dict.fromkeys(why[still].tolist()) if each
@@ -170,15 +173,14 @@ class Stagnation(Rule):
 
     def _finding(self, why: str, layers: tuple[str, ...], since: int, step: int, trainable: Reading) -> Finding:
         total = int((trainable.present & (trainable.values > 0)).sum())
-        severity = Severity.HIGH if 2 * len(layers) >= total else Severity.MEDIUM
-        severity = Severity.LOW if why == UNCHOSEN else severity
+        weighty = Severity.HIGH if 2 * len(layers) >= total else Severity.MEDIUM
         what = f"did not change in {number(step - since + 1)} steps: {why}."
         if why == CUT:
             what = "had a gradient before, and get exactly 0 now, while other parameters of their modules get one."
         message = f"{len(layers)} of {total} trainable parameters ({some(layers)}) {what}"
         return Finding(
             IssueType.STAGNATION,
-            severity,
+            Severity.LOW if why == UNCHOSEN else weighty,
             layers,
             0.0,
             0.0,
@@ -188,6 +190,7 @@ class Stagnation(Rule):
             cause=why,
             origin=why * (why == CUT),
             follows_from=(IssueType.VANISHING,) if why in {LEFT_OUT, ROUNDING, ZERO_GRADIENT} else (),
+            about=lambda some_of_them: self._finding(why, some_of_them, since, step, trainable),
         )
 
 
@@ -338,8 +341,8 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         CUT: "look for what forward() does to {layer} since that step: round, sign, argmax or .detach() pass no "
         "gradient, weight + (round(weight) - weight).detach() does (straight-through estimator).",
         ROUNDING: "each update is smaller than half the spacing of the weights' floating-point format: raise the "
-        "learning rate, or the factor of the term of the loss that they serve; instead of bfloat16 or float16, "
-        "keep the weights in float32 and use torch.autocast.",
+        "learning rate (is it decayed too often?), or the factor of the term of the loss that they serve; instead of "
+        "bfloat16 or float16, keep the weights in float32 and use torch.autocast.",
     }
 )
 """What to do, by the reason."""

@@ -152,3 +152,27 @@ def test_a_layer_that_is_left_out_is_named_and_nothing_is_called_rounding(how, b
     assert set(issue.layers) == {"middle.weight", "middle.bias"}
     assert begins <= issue.step <= begins + 15
     assert "rounding" not in issue.message
+
+
+def test_steps_that_become_ever_shorter_leave_nobody_out():
+    """A rate that is decayed once for each parameter: what rests first is not left out, and each issue has its words."""
+    torch.manual_seed(0)
+    model, truth, rate = Net(), torch.randn(6, 3), 0.05
+
+    def loop(_exporter):
+        nonlocal rate
+        for _ in range(240):
+            x = torch.randn(16, 6)
+            cleared(model, "none")
+            F.cross_entropy(model(x), (x @ truth).argmax(1)).backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.sub_(rate * p.grad)
+                    rate *= 0.97
+
+    with Exporter(model, backends=[MemoryWriter()], strict=True, verbose=0) as exporter:
+        exporter.watch()
+        loop(exporter)
+    resting = [issue for issue in exporter.issues if issue.issue_type is IssueType.STAGNATION]
+    assert resting
+    assert all("rounding" in issue.message and issue.layer in issue.message for issue in resting), resting
