@@ -43,7 +43,8 @@ class Found:
         site: The last layer before the loss.
         inputs: Columns of inputs, first of all.
         every: Of how many features each column is one.
-        steps: The two dimensions of a sample that were made one; (0, 0) where there are more.
+        steps: The two dimensions of a sample that were made one, time first where inputs were asked for; (0, 0) where
+            there are more.
         outputs: Columns of predictions, then as many of targets.
         input_site: The first layer.
         normalised: Whether inputs are normalised in the model.

@@ -168,7 +168,7 @@ class InputInstrument(Reader):
         first, rows = widest(layers.first), answer.rows
         entered = None if first is None or first.entered is None else rows_of(first.entered, len(rows))
         asked = self._answers.asked(len(rows)) if entered is None or len(entered) != len(rows) else None
-        entered = entered if asked is None else asked
+        entered = entered if asked is None else rows_of(asked)
         given = None if entered is None or len(entered) != len(rows) else thinned(entered).to(torch.float32)
         found = Found(
             graded=True,
@@ -244,7 +244,7 @@ class InputInstrument(Reader):
             parts.insert(0, rows)
             found = replace(found, inputs=rows.shape[1], **_columns_of(first, rows))
         else:
-            found = self._ask(found, parts)
+            found = self._ask(found, parts, first)
         if not found.own:
             found.mistakes.pop(SOFTMAX_OVER_BATCH, None)
         if parts or found.mistakes or len(found.run) > 1 or pairs:
@@ -274,17 +274,17 @@ class InputInstrument(Reader):
                 ClueSample("mistake", found.site, corner, partial(memory.crossed, found.site, len(term.difference)))
             )
 
-    def _ask(self, found: Found, parts: list[Tensor]) -> Found:
+    def _ask(self, found: Found, parts: list[Tensor], first: FirstLayer | None) -> Found:
         """Take what the model was called with for inputs, where what entered its first layer has other rows."""
-        asked = self._answers.asked(found.count) if parts else None
-        if asked is None:
+        if (asked := self._answers.asked(found.count) if parts else None) is None:
             return found
-        parts.insert(0, thinned(asked))
-        return replace(found, inputs=parts[0].shape[1], asked=True, tokens=not asked.is_floating_point())
+        parts.insert(0, thinned(rows_of(asked)))
+        told: dict[str, Any] = {"tokens": not asked.is_floating_point(), "steps": _steps_of(asked, parts[0], first)}
+        return replace(found, inputs=parts[0].shape[1], asked=True, **told)
 
     def _take_last_steps(self, found: Found, first: FirstLayer | None, parts: list[Tensor], *, paired: bool) -> None:
         """Copy the last steps of sequences whose steps are rows, as a recurrent layer is given them, and targets."""
-        entered = None if paired or first is None or first.tokens else first.entered
+        entered = None if paired or first is None or first.tokens or all(found.steps) else first.entered
         if first is None or entered is None or not parts or not found.own or entered.dim() != 2 or not found.count:
             return
         steps, rest = divmod(len(entered), found.count)
@@ -367,6 +367,14 @@ def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, lis
         picked = -functional.nll_loss(scores, index, reduction="none")
     chosen = torch.where(counts, picked.to(torch.float32), math.nan)
     return targets.numel(), [chosen[:, None], y[:, None]]
+
+
+def _steps_of(asked: Tensor, rows: Tensor, first: FirstLayer | None) -> tuple[int, int]:
+    """Return the steps of sequences that a layer reads as rows, and the numbers of each; zeros where it does not."""
+    entered = None if first is None or first.tokens else first.entered
+    width = entered.shape[1] if entered is not None and entered.dim() == 2 and entered.numel() == asked.numel() else 0
+    whole = rows.shape[1] * len(asked) == asked.numel() and (asked.dim() < 3 or asked.shape[2:] == (width,))
+    return (rows.shape[1] // width, width) if whole and 0 < width < rows.shape[1] else (0, 0)
 
 
 def _columns_of(first: FirstLayer | None, rows: Tensor) -> dict[str, Any]:

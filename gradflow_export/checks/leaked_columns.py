@@ -36,12 +36,13 @@ SHARED = 0.02
 """Least share of values that neighbouring columns have in common where rows are windows of one series."""
 
 
-def copies(x: Floats, y: Floats, steps: tuple[int, int], *, numbers: bool) -> tuple[int, int]:
+def copies(x: Floats, y: Floats, steps: tuple[int, int], *, numbers: bool, timed: bool = False) -> tuple[int, int]:
     """Return which column of inputs is the target, -1 for none, and how many different samples were compared.
 
     A column counts that follows from the target in every sample by one factor and one offset, or columns of which each
-    is 1 for one class alone. In rows that are steps of a sequence it must be one of the last step: what came before is
-    what a forecast is made of, or what is to be remembered. Several targets must all be there.
+    is 1 for one class alone. In rows that are steps of a sequence it must be one of the last step, for what came before
+    may be what is to be remembered; windows of one series end too late wherever they hold the target, but for a series
+    of which each step tells the others. Several targets must all be there.
 
     Args:
         x: Inputs. Shape: ``[n, inputs]``.
@@ -49,17 +50,19 @@ def copies(x: Floats, y: Floats, steps: tuple[int, int], *, numbers: bool) -> tu
         steps: The two dimensions of a sample that were made one, ``(1, inputs)`` for a sample of one dimension, zeros
             where all columns are of the last step.
         numbers: Whether targets are numbers and no classes.
+        timed: Whether the first of the two dimensions is time; else it may be either.
     """
     here = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
     both = np.asarray(distinct(np.concatenate([x, y], axis=1)[here], axis=0), dtype=np.float64)
     x, y = both[:, : x.shape[1]], both[:, x.shape[1] :]
     if len(x) < ROWS or (any(steps) and x.shape[1] < LEAST * y.shape[1]):
         return -1, len(x)
-    places = _places(x, steps) if any(steps) else np.arange(x.shape[1])
-    share = COARSE if any(steps) and len(places) == x.shape[1] else ROUNDING
+    window = any(_is_window(x, lag) for lag in {min(1, *steps), steps[1] * (steps[0] > 1)} if 0 < lag < x.shape[1])
+    places = np.arange(x.shape[1]) if window or steps[0] < 2 else _last_places(x, steps, timed=timed)
+    share = COARSE if steps[0] == 1 and not window else ROUNDING
     classes = [] if numbers else [(y[:, 0] == label).astype(np.float64) for label in distinct(y)[:CLASSES]]
     for wanted in ([*y.T], classes):
-        found = [_copy(x, column, places, share, numbers=numbers) for column in wanted]
+        found = [_copy(x, column, places, share, numbers=numbers, window=window) for column in wanted]
         if found and min(found) >= 0:
             return found[0], len(x)
     return -1, len(x)
@@ -103,15 +106,10 @@ class LastSteps:
         return {"target.column": {site: float(place)}, "target.compared": {site: float(compared)}}
 
 
-def _places(x: Floats, steps: tuple[int, int]) -> npt.NDArray[np.int64]:
-    """Return the columns in which a target has no business: all of a table, those of the last step of a sequence."""
-    rows, columns = steps
-    every = np.arange(x.shape[1])
-    if rows > 1:  # which of the two is time is not known
-        chosen = (every >= len(every) - columns) | (every % columns == columns - 1)
-    else:
-        chosen = (every == len(every) - 1) | (not _is_window(x))
-    return np.asarray(np.flatnonzero(chosen), dtype=np.int64)
+def _last_places(x: Floats, steps: tuple[int, int], *, timed: bool) -> npt.NDArray[np.int64]:
+    """Return the columns of the last step of a sequence."""
+    every, columns = np.arange(x.shape[1]), steps[1]
+    return np.flatnonzero((every >= len(every) - columns) | ((every % columns == columns - 1) & (not timed)))
 
 
 def _among(values: Floats, known: npt.NDArray[np.floating]) -> BoolArray:
@@ -120,13 +118,17 @@ def _among(values: Floats, known: npt.NDArray[np.floating]) -> BoolArray:
     return np.asarray(known[places] == values, dtype=np.bool_)
 
 
-def _is_window(x: Floats) -> bool:
-    """Whether rows are windows of one series: numbers that stand in one column stand in the next one as well."""
-    shared = [_among(before, distinct(after)).mean() for before, after in zip(x.T[:8], x.T[1:9], strict=False)]
+def _is_window(x: Floats, lag: int) -> bool:
+    """Whether rows are windows of one series: numbers that stand in one column stand in that some places on as well."""
+    shared = [
+        _among(before, distinct(after)).mean() for before, after in zip(x.T[:8], x.T[lag : lag + 8], strict=False)
+    ]
     return median(np.asarray(shared, dtype=np.float64)) > SHARED
 
 
-def _copy(x: Floats, y: Floats, places: npt.NDArray[np.int64], share: float, *, numbers: bool) -> int:
+def _copy(
+    x: Floats, y: Floats, places: npt.NDArray[np.int64], share: float, *, numbers: bool, window: bool = False
+) -> int:
     """Return the first of some columns that is the target but for a share of its spread, -1 for none."""
     values, counts = np.unique(y, return_counts=True)
     continuous = numbers and len(values) >= VALUES
@@ -138,7 +140,7 @@ def _copy(x: Floats, y: Floats, places: npt.NDArray[np.int64], share: float, *, 
     size = np.square(a).sum(axis=0)
     slope = np.divide(a.T @ b, size, out=np.zeros_like(size), where=size > 0)
     same = np.abs(b[:, None] - a * slope).max(axis=0) <= share * b.std()
-    return int(places[same][0]) if same.any() else -1
+    return int(places[same][0]) if same.any() and not (window and same.mean() > 1 / LEAST) else -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +165,10 @@ class LeakedTarget(Check):
         loss = F.mse_loss(model(x), y[:, None])
 
     Not reported:
-        Targets that are the inputs as a whole, or more than a quarter of them; earlier steps of a sequence; a target
-        that can be computed only from several columns together; fewer than 128 different samples; a single input of
-        fewer than 4 columns; images.
+        Targets that are the inputs as a whole, or more than a quarter of them; earlier steps of sequences that are not
+        windows of one series, which may be what is to be remembered; a series of which each step tells the others; a
+        target that can be computed only from several columns together; fewer than 128 different samples; a single
+        input of fewer than 4 columns; images.
 
     Attributes:
         samples: Minimum number of different samples.

@@ -126,6 +126,67 @@ def test_targets_among_the_inputs_in_any_form(kind, leaks):
     assert bool(found(model, loss, 40, IssueType.LEAKAGE)) is leaks
 
 
+class Reads(nn.Module):
+    """Reads the steps of sequences, by a recurrent layer or all at once."""
+
+    def __init__(self, steps, numbers, recurrent):
+        super().__init__()
+        self.rnn = nn.GRU(numbers, 16, batch_first=True) if recurrent else nn.Linear(steps * numbers, 16)
+        self.recurrent, self.head = recurrent, nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)[0][:, -1] if self.recurrent else self.rnn(x.flatten(1)).relu())[:, 0]
+
+
+def series(kind):
+    """Return a long series of one or two numbers a step."""
+    t, noise = torch.arange(1200.0), torch.randn(1200)
+    walk, wave = noise.cumsum(0) / 10, torch.sin(t * 2 * torch.pi / 200)
+    return {
+        "walk": walk[:, None],
+        "two": torch.stack([noise, walk], 1),
+        "wave": wave[:, None],
+        "ramp": t[:, None] / 600,
+    }[kind]
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "ahead", "leaks"),
+    [
+        ("walk", -1, True),
+        ("two", -4, True),
+        ("two", 1, False),
+        ("walk", 1, False),
+        ("wave", 1, False),
+        ("ramp", 1, False),
+    ],
+)
+def test_windows_that_hold_their_target_wherever_it_stands(kind, ahead, leaks, recurrent):
+    """The wrong sign of a shift: what is to be forecast is one of the earlier steps. A ramp tells each step from any."""
+    whole = series(kind)
+    starts = torch.arange(len(whole) - 20)
+    x = torch.stack([whole[i : i + 12] for i in starts.tolist()])
+    y, model = whole[starts + 11 + ahead, -1], Reads(12, whole.shape[1], recurrent)
+
+    def loss(_step):
+        i = torch.randint(len(x), (32,))
+        return F.mse_loss(model(x[i]), y[i])
+
+    assert bool(found(model, loss, 40, IssueType.LEAKAGE)) is leaks
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_an_earlier_step_of_sequences_of_their_own_may_be_what_is_to_be_remembered(recurrent):
+    x, model = torch.randn(ROWS, 12, 2), Reads(12, 2, recurrent)
+
+    def loss(_step):
+        i = torch.randint(ROWS, (32,))
+        return F.mse_loss(model(x[i]), x[i, 3, 1])
+
+    assert bool(found(model, loss, 40, IssueType.LEAKAGE)) is not recurrent
+
+
 class Rounded(nn.Module):
     """Rounds its weights from some step on, with a straight-through estimator or without."""
 
