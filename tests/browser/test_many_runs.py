@@ -62,11 +62,13 @@ def test_of_many_runs_those_in_view_are_rows_and_any_can_be_reached(many, open_p
 
 def test_a_table_is_shown_before_all_runs_are_read(many_logdir, versions_in, tensorboard, open_panel, context):
     """Runs not read yet are there by name, are not called healthy, and fill up without a reload."""
-    held = []
+    held, reads = [], False
 
     def impatient(route):
         if "patience=200" in route.request.url:
             route.continue_(url=route.request.url.replace("patience=200", "patience=0"))
+        elif reads:  # on a slow machine one more request does not see all runs
+            route.continue_()
         else:
             held.append(route)
 
@@ -83,7 +85,9 @@ def test_a_table_is_shown_before_all_runs_are_read(many_logdir, versions_in, ten
             expect(unread.first).not_to_contain_text("Healthy")
             while not held:
                 page.wait_for_timeout(20)
-            held[0].continue_()
+            reads = True
+            for route in held:
+                route.continue_()
             expect(note).to_have_text(f"{RUNS} runs")
             expect(unread).to_have_count(0)
             page.close()
