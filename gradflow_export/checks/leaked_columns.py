@@ -57,9 +57,10 @@ def copies(x: Floats, y: Floats, steps: tuple[int, int], *, numbers: bool, timed
     x, y = both[:, : x.shape[1]], both[:, x.shape[1] :]
     if len(x) < ROWS or (any(steps) and x.shape[1] < LEAST * y.shape[1]):
         return -1, len(x)
-    window = any(_is_window(x, lag) for lag in {min(1, *steps), steps[1] * (steps[0] > 1)} if 0 < lag < x.shape[1])
-    places = np.arange(x.shape[1]) if window or steps[0] < 2 else _last_places(x, steps, timed=timed)
-    share = COARSE if steps[0] == 1 and not window else ROUNDING
+    shared = all(steps) and any(_shares(x, lag) for lag in {1, steps[1]} if lag < x.shape[1])
+    window = shared and _hardly_recur(x)
+    places = np.arange(x.shape[1]) if window or (steps[0] < 2 and not shared) else _last_places(x, steps, timed=timed)
+    share = COARSE if steps[0] == 1 and not shared else ROUNDING
     classes = [] if numbers else [(y[:, 0] == label).astype(np.float64) for label in distinct(y)[:CLASSES]]
     for wanted in ([*y.T], classes):
         found = [_copy(x, column, places, share, numbers=numbers, window=window) for column in wanted]
@@ -118,12 +119,16 @@ def _among(values: Floats, known: npt.NDArray[np.floating]) -> BoolArray:
     return np.asarray(known[places] == values, dtype=np.bool_)
 
 
-def _is_window(x: Floats, lag: int) -> bool:
-    """Whether rows are windows of one series: numbers that stand in one column stand in that some places on as well."""
-    shared = [
-        _among(before, distinct(after)).mean() for before, after in zip(x.T[:8], x.T[lag : lag + 8], strict=False)
-    ]
+def _shares(x: Floats, lag: int) -> bool:
+    """Whether numbers that stand in one column stand some places further on as well, as in windows of one series."""
+    pairs = zip(x.T[:8], x.T[lag : lag + 8], strict=False)
+    shared = [_among(before, distinct(after)).mean() for before, after in pairs]
     return median(np.asarray(shared, dtype=np.float64)) > SHARED
+
+
+def _hardly_recur(x: Floats) -> bool:
+    """Whether numbers hardly recur in a column: those of few values, as of symbols, stand in all columns by chance."""
+    return median(np.array([len(distinct(column)) for column in x.T[:8]], dtype=np.float64)) > len(x) / 2
 
 
 def _copy(

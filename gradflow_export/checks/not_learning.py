@@ -196,7 +196,7 @@ class NotLearning(Check):
         if not shares or (whole and self._best(history) < self.lost * constant_level(history)):
             return ()
         rate = history.run("learning_rate")
-        climbs = bool(rate.last > 1.1 * rate.values[rate.steps >= half].min(initial=np.inf))
+        climbs = bool(rate.high <= rate.last > 1.1 * rate.values[rate.steps >= half].min(initial=np.inf))
         rises = f"the learning rate is still rising, {number(rate.last)} so far: shorten the warm-up; or " * climbs
         layers, part = (("",), "the loss") if whole else (tuple(shares), f"the loss at {some(tuple(shares))}")
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import compress
 from types import MappingProxyType
 from typing import ClassVar
@@ -110,7 +111,7 @@ class Stagnation(Rule):
         first = dict(zip(sites, since.tolist(), strict=True)) | cut
         return tuple(
             replace(
-                self._finding(why, layers, int(first[layers[0]]), record.step, trainable),
+                self._finding(why, first, record.step, trainable, layers),
                 # The last that moved a parameter is one of the steps that the reading before covers.
                 before=unread(norms.steps, cut[layers[0]])
                 if why == CUT
@@ -171,26 +172,25 @@ class Stagnation(Rule):
         filled = {owner(site) for site, size in zip(sites, sizes, strict=True) if size != 0.0}
         return tuple(site for site in layers if owner(site) not in filled)
 
-    def _finding(self, why: str, layers: tuple[str, ...], since: int, step: int, trainable: Reading) -> Finding:
-        total = int((trainable.present & (trainable.values > 0)).sum())
+    def _finding(self, why: str, first: dict[str, int], step: int, known: Reading, layers: tuple[str, ...]) -> Finding:
+        total, since = int((known.present & (known.values > 0)).sum()), first[layers[0]]
         weighty = Severity.HIGH if 2 * len(layers) >= total else Severity.MEDIUM
         what = f"did not change in {number(step - since + 1)} steps: {why}."
         if why == CUT:
             what = "had a gradient before, and get exactly 0 now, while other parameters of their modules get one."
-        message = f"{len(layers)} of {total} trainable parameters ({some(layers)}) {what}"
         return Finding(
             IssueType.STAGNATION,
             Severity.LOW if why == UNCHOSEN else weighty,
             layers,
             0.0,
             0.0,
-            message,
+            f"{len(layers)} of {total} trainable parameters ({some(layers)}) {what}",
             _ADVICE[_NOWHERE if why == LEFT_OUT and len(layers) == total else why].format(layer=layers[0]),
             since=since,
             cause=why,
             origin=why * (why == CUT),
             follows_from=(IssueType.VANISHING,) if why in {LEFT_OUT, ROUNDING, ZERO_GRADIENT} else (),
-            about=lambda some_of_them: self._finding(why, some_of_them, since, step, trainable),
+            about=partial(self._finding, why, first, step, known),
         )
 
 

@@ -176,3 +176,5 @@ def test_steps_that_become_ever_shorter_leave_nobody_out():
     resting = [issue for issue in exporter.issues if issue.issue_type is IssueType.STAGNATION]
     assert resting
     assert all("rounding" in issue.message and issue.layer in issue.message for issue in resting), resting
+    lasted = [int(issue.message.split(" in ")[-1].split()[0]) for issue in resting]
+    assert all(2 < steps <= 240 - issue.step + 1 for steps, issue in zip(lasted, resting, strict=True)), resting

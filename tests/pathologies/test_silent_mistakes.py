@@ -514,9 +514,16 @@ def test_easier_batches_are_no_end_of_a_run_that_does_not_learn(share, over):
     assert [issue.healed_step is not None for issue in judge.issues] == [over]
 
 
-@pytest.mark.parametrize(("rate", "rises"), [(lambda t: 1e-7 * t, True), (lambda t: min(1e-4 * t, 5e-3), False)])
+@pytest.mark.parametrize(
+    ("rate", "rises"),
+    [
+        (lambda t: 1e-7 * t, True),
+        (lambda t: min(1e-4 * t, 5e-3), False),
+        (lambda t: 1e-3 if t < 100 else 1e-4 + 4e-6 * (t - 100), False),
+    ],
+)
 def test_a_warm_up_of_thousands_of_steps_is_named(rate, rises):
-    """However slowly it rises by then."""
+    """However slowly it rises by then; a rate that was higher before is in a cycle."""
     judge, noise = Judge((NotLearning(),), strict=True), np.random.default_rng(0)
     for step in range(1, 301):
         now = 1.03 - 0.0001 * step + 0.01 * noise.normal()
