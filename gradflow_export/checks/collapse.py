@@ -109,7 +109,7 @@ class Collapse(Check):
             follows_from=(
                 IssueType.NUMERICAL, IssueType.VANISHING, IssueType.EXPLODING, IssueType.DEAD, IssueType.SATURATION,
                 IssueType.BAD_INIT, IssueType.LEARNING_RATE, IssueType.WRONG_LOSS, IssueType.DATA_SCALE,
-                IssueType.BAD_TARGETS, IssueType.NOT_TRAINING,
+                IssueType.BAD_TARGETS, IssueType.NOT_TRAINING, IssueType.NOT_LEARNING,
             ),
         )  # fmt: skip
 

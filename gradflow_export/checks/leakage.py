@@ -34,7 +34,7 @@ HEADS, PLACES = 4, 64
 """Heads and places of an attention that are looked at."""
 LAYERS = 8
 """Layers that are looked at."""
-_HIDDEN = -1e4
+HIDDEN = -1e4
 """What is added to a score that is not to count is below this."""
 _LEAST = 1e-6
 _EMBEDDINGS = frozenset((Op.EMBEDDING,))
@@ -136,11 +136,12 @@ def _seers(
         if kind.startswith(ATTENTION):
             seen = _fused(node, length) if below(node, 1) in reached else None
         elif kind in {Op.SOFTMAX, Op.SAFE_SOFTMAX}:
-            seen = _softmax(node, length, graph) if _key(node) in reached else None
+            product = product_of(node)
+            seen = _softmax(node, length, graph) if product and inputs(product)[-1] in reached else None
         elif kind != Op.LEAF and _reads_back(node, backwards) and node in reached:
             seen = 1.0
         if seen is not None:
-            yield _owner_below(node, names), seen
+            yield owner_below(node, names), seen
 
 
 def _reads_back(node: Node, backwards: set[int]) -> bool:
@@ -159,7 +160,7 @@ def _fused(node: Node, length: int) -> Tensor | float | None:
     mask = saved(node, "attn_mask") if hasattr(node, "_saved_attn_mask") else saved(node, "attn_bias")
     if mask is None:
         return 1.0
-    visible = local(mask) if mask.dtype == torch.bool else local(mask) > _HIDDEN
+    visible = local(mask) if mask.dtype == torch.bool else local(mask) > HIDDEN
     return _next(visible.expand(*visible.shape[:-2], length, length))
 
 
@@ -196,13 +197,13 @@ def _next(visible: Tensor) -> Tensor:
     return some.diagonal(1, -2, -1).to(torch.float64).mean(0)
 
 
-def _key(node: Node) -> Node:
-    """Return what made the keys of the scores that a softmax is given."""
+def product_of(node: Node) -> Node | None:
+    """Return the product of queries and keys that a softmax is given."""
     behind = walk([below(node)], past=lambda here: kind_of(here) in _SCALING, most=32)
-    return next((inputs(here)[-1] for here in behind if kind_of(here) in {Op.BADDBMM, Op.BMM}), None)
+    return next((here for here in behind if kind_of(here) in {Op.BADDBMM, Op.BMM}), None)
 
 
-def _owner_below(node: Node, names: Mapping[int, str]) -> str:
+def owner_below(node: Node, names: Mapping[int, str]) -> str:
     """Return the name of the module whose parameter stands nearest below a node, without its last part."""
     found = (names.get(id(getattr(here, "variable", None))) for here in walk([node], most=64))
     return next((name for name in found if name is not None), "")
@@ -228,7 +229,7 @@ def across_samples(term: Term, graph: Graph, names: Mapping[int, str]) -> dict[s
         if term.behind in walk(
             [node], step=lambda here: graph.takers.get(here, ()), into=lambda here: shape_of(here)[:1] == (count,)
         ):
-            out[_owner_below(node, names)] = float(count)
+            out[owner_below(node, names)] = float(count)
     return out
 
 
@@ -250,7 +251,7 @@ def across_queries(graph: Graph, names: Mapping[int, str]) -> dict[str, float]:
         while len(takers := graph.takers.get(here, [])) == 1 and kind_of(takers[0]) in _PASSING:
             here = takers[0]
         if len(takers) == 1 and kind_of(takers[0]) == Op.BMM and below(takers[0]) is here:
-            out[_owner_below(node, names)] = float(shape[-2])
+            out[owner_below(node, names)] = float(shape[-2])
     return out
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gradflow_export.autograd_graph.loss_graph import terms_of
 from gradflow_export.checks.detached import Draws, cut_off
 from gradflow_export.checks.layers.discarded import Activations
+from gradflow_export.checks.layers.masked import kept_apart
 from gradflow_export.checks.leakage import across_queries, across_samples, graph_behind, samples_of
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.members import members
@@ -87,6 +88,9 @@ class StructureInstrument(Reader):
             self._activations.read(graph, names)
             self._facts["cut_off.receives"].update(cut_off(graph, names, self._draws))
             self._facts[f"mistake.{OVER_QUERIES}"].update(across_queries(graph, owners))
-            for term in terms_of(root)[0]:
+            terms = terms_of(root)[0]
+            count = next((len(term.targets) for term in terms if term.targets is not None and term.targets.dim()), 0)
+            self._out.extend(kept_apart(graph, owners, count))
+            for term in terms:
                 self._out.extend(samples_of(term, graph, owners, backwards))
                 self._facts[f"mistake.{OVER_SAMPLES}"].update(across_samples(term, graph, owners))
