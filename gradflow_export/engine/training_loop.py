@@ -171,7 +171,7 @@ class TrainingLoop:
     def step_by_hand(self, model: nn.Module) -> None:
         """End a step that the user marks; an update that was found in it was no step of its own."""
         first = self.hand.first
-        if self.hand.mark(model, counted=bool(self.partners)):
+        if self.hand.mark(counted=bool(self.partners)):
             if again := first and self.held.drop():
                 self.steps = self.quiet.lapped = self.steps - 1
                 self.clock.last = None
@@ -319,9 +319,10 @@ def _notice_pass(loop: TrainingLoop, hand_over: Callable[[Bundle], None], roots:
 
 
 def _by_hand(loop: TrainingLoop, model: nn.Module) -> OptimizerStep:
-    known, owned = loop.owned_by_hand, owned_by_hand(model)
-    if known is None or known.sites != owned.sites or [*map(id, known.parameters)] != [*map(id, owned.parameters)]:
-        loop.owned_by_hand = known = owned
+    known, hand = loop.owned_by_hand, loop.hand
+    ids = [id(p) for p in hand.trained()]
+    if known is None or len(known.sites) != hand.size or [id(p) for p in known.parameters] != ids:
+        loop.owned_by_hand = known = owned_by_hand(model)
     return OptimizerStep(loop, known, closure=False, scale=None)
 
 
