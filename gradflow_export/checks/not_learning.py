@@ -41,6 +41,11 @@ _LEFT = (
     "compare the layers: learning rate (a separate parameter group?), scale of the initial weights, dropout and "
     "weight decay; then try ten times and a tenth of the learning rate."
 )
+_PAID = (
+    "check the other terms of the loss, which fall at the expense of this one: their sign, for a penalty is added, and "
+    "their weight."
+)
+_TERM = ("the loss", "the known term of the loss")
 _SO_FAR = (
     ": its targets depend on the inputs, and its predictions do not.",
     " and does not fall below it: the inputs are not used.",
@@ -238,37 +243,39 @@ class NotLearning(Check):
         (at, past_losses), best = history.run("loss").whole(), self._best(history)
         if len(fits) < 2 or min(len(shares), len(past_losses)) < 2 * self.readings or self._plays(history, site):
             return ()
-        fit, lately = 1.0 - median(fits), shares[-self.readings :]
+        fit, lately, series = 1.0 - median(fits), shares[-self.readings :], history.at_sites("loss.over_constant")
         # Beside terms whose weights may change, as those of two mixed targets, the best reading counts.
         share = median(lately) if seen(record, "loss.known", site) else float(lately.min())
         best /= np.fmin(constant_level(history), history.run("loss").first)
-        if fit < self.open or 1.0 - share >= self.half * fit or 1.0 - best >= self.half * fit:
+        least = 1.0 - self.half * fit
+        # A loss that is more than its one known term may fall at its expense.
+        paid = best <= least < shares.min() and share >= self.level and len(series.sites) <= 1
+        if fit < self.open or share <= least or (best <= least and not paid):
             return ()  # what was learned and is lost again is not left to learn
         # The losses of the later two thirds, of which there are many, or the readings of one term of several.
-        series = history.at_sites("loss.over_constant")
         past_losses, steps = past_losses[len(past_losses) // 3 :], float(record.step - at[0] + 1) / 3.0
         if len(series.sites) > 1 or past_losses.min(initial=np.inf) <= 0:
             past_losses, steps = shares, float(np.ptp(series.steps[-len(shares) :])) / 2.0
         early, now = median(past_losses[: len(past_losses) // 2]), median(past_losses[len(past_losses) // 2 :])
         gained = share * (early / now - 1.0)
         slow = gained * self.soon * history.seen < (share - 1.0 + fit) * steps
-        learns = (share <= self.wild or gained > 0) and still_falls(history)
-        if learns and not slow:
+        if (learns := (share <= self.wild or gained > 0) and still_falls(history) and not paid) and not slow:
             return ()
         rates = history.run("learning_rate").values[-30:]
         rises = len(rates) > 0 and rates[-1] > 1.05 * rates[0]
         # A plateau that is left may look like this.
-        soon = (history.seen < self.patient and share < self.level) or gradient_grows(history)
+        soon = ((history.seen < self.patient and share < self.level) or gradient_grows(history)) and not paid
         return (
             Finding(
                 IssueType.NOT_LEARNING,
                 Severity.LOW if learns or soon or rises or 1.0 - share >= self.hardly * fit else Severity.MEDIUM,
                 ("",),
                 share,
-                1.0 - self.half * fit,
-                f"After {history.seen} steps the loss is {number(100 * share)} % of that of the best constant "
-                f"prediction, while a closed-form fit attains {number(100 - 100 * fit)} %: the targets can be learned.",
-                _LEFT,
+                least,
+                f"After {history.seen} steps {_TERM[bool(paid)]} is {number(100 * share)} % of that of the best "
+                f"constant prediction, while a closed-form fit attains {number(100 - 100 * fit)} %: the targets can be "
+                "learned.",
+                _PAID if paid else _LEFT,
                 cause=_OPEN,
                 origin=_OPEN,
                 urgent=True,  # based on many readings already

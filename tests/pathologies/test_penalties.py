@@ -47,3 +47,37 @@ def test_a_penalty_that_falls_does_not_hide_that_nothing_is_learned(factor, lear
     told = [i for i in exporter.issues if i.issue_type is IssueType.NOT_LEARNING and i.severity >= Severity.MEDIUM]
     assert bool(told) is not learns
     assert [issue.healed_step for issue in told if issue.healed_step is not None] == []
+
+
+class Bounded(nn.Module):
+    """A number between -4 and 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(25, 40), nn.Linear(40, 1)
+
+    def forward(self, x):
+        """Return a number of each sample. Shape: ``[batch, 1]``."""
+        return 4 * torch.tanh(self.head(torch.relu(self.inner(x))) / 4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("factor", "learns"), [(0.05, True), (-0.05, True), (-1.5, False)])
+def test_a_term_that_pays_for_the_others_is_told(factor, learns, seed):
+    """A penalty on the answers with the wrong sign lets the loss fall, while its squared error rises."""
+    torch.manual_seed(seed)
+    truth, model = torch.randn(25, 1) / 5, Bounded()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, verbose=0) as exporter:
+        exporter.watch()
+        for _ in range(180):
+            x = torch.randn(32, 25)
+            answers = model(x)
+            loss = functional.mse_loss(answers, x @ truth) + factor * answers.square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    told = [issue for issue in exporter.issues if issue.severity >= Severity.MEDIUM]
+    assert bool(told) is not learns
+    assert {issue.issue_type for issue in told} <= {IssueType.NOT_LEARNING, IssueType.DIVERGING}
+    assert all("expense" in issue.advice for issue in told if issue.issue_type is IssueType.NOT_LEARNING)
