@@ -22,8 +22,8 @@ from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import values_of
 from gradflow_export.rules.history import History
 
-SAMPLES, HEADS, KEYS = 64, 2, 128
-"""Samples, heads and keys of an attention that are looked at."""
+SAMPLES, HEADS, QUERIES, KEYS = 64, 2, 16, 128
+"""Samples, heads, queries and keys of an attention that are looked at."""
 FEWEST = 8
 """Keys of each kind, less one at each place, that a comparison needs."""
 
@@ -52,7 +52,8 @@ def _keys(node: Node, count: int) -> tuple[Tensor, Tensor] | None:
         mask = saved(node, "attn_bias") if mask is None else mask
         if keys is None or mask is None or keys.dim() != 4 or mask.dim() != 4 or len(mask) != len(keys):
             return None
-        kept = local(mask) if mask.dtype == torch.bool else local(mask) > HIDDEN
+        some = _some(local(mask))
+        kept = some if some.dtype == torch.bool else some > HIDDEN
     elif kind_of(node) in {Op.SOFTMAX, Op.SAFE_SOFTMAX}:
         weights, made = saved(node, "result"), product_of(node)
         turned = None if made is None else saved(made, "mat2" if kind_of(made) == Op.BMM else "batch2")
@@ -64,15 +65,21 @@ def _keys(node: Node, count: int) -> tuple[Tensor, Tensor] | None:
             if weights.dim() == 4
             else next((n for n in (count, count // places) if n and not rows % n), 0)
         )
-        if not samples or rows % samples or weights.numel() % (rows * places):
+        if not samples or rows % samples or weights.numel() != rows * weights.shape[-2] * places:
             return None
         keys = turned.transpose(1, 2).reshape(samples, rows // samples, places, -1)
-        kept = local(weights).reshape(samples, -1, 1, places) > 0
+        kept = _some(local(weights).reshape(samples, -1, weights.shape[-2], places)) > 0
     else:
         return None
-    kept = kept[:SAMPLES, ..., :KEYS].flatten(1, -2).any(1)
+    kept = kept.flatten(1, -2).any(1)
     keys = local(keys)[:SAMPLES, :HEADS, :KEYS].to(torch.float32)
     return (keys, kept) if kept.shape == (len(keys), keys.shape[2]) and len(keys) > 1 else None
+
+
+def _some(mask: Tensor) -> Tensor:
+    """Return some queries of some samples, the last, which a causal mask shows most, among them. Dimensions: 4."""
+    step = -(-mask.shape[2] // QUERIES)
+    return mask[:SAMPLES, :HEADS, (mask.shape[2] - 1) % step :: step, :KEYS]
 
 
 def _spread(keys: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
