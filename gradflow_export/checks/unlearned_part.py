@@ -71,6 +71,7 @@ class UnlearnedPart(Check):
         learned: Maximum fraction of the loss of the best constant prediction for a part that is learned.
         open: Minimum fraction of the loss of the best constant prediction that a closed-form fit takes off.
         hardly: Fraction of that below which a part is not learned.
+        begun: Fraction of that from which on it is a remark.
         level: Minimum fraction of the loss of the best constant prediction for a random sign, of model and fit.
         square: Maximum fraction of the variance of its square that the fit leaves.
         tests: Minimum number of tests in the later two thirds of the steps.
@@ -81,6 +82,7 @@ class UnlearnedPart(Check):
     learned: float = 0.5
     open: float = 0.3
     hardly: float = 0.4
+    begun: float = 0.2
     level: float = 0.85
     square: float = 0.5
     tests: int = 3
@@ -103,10 +105,11 @@ class UnlearnedPart(Check):
         found = []
         if left:
             share, fit = behind[left[0]], seen(record, "column.attained", left[0]) or 0.0
+            begun = 1.0 - share >= self.begun * (1.0 - fit)
             found.append(
                 Finding(
                     IssueType.NOT_LEARNING,
-                    Severity.MEDIUM,
+                    Severity.LOW if begun else Severity.MEDIUM,
                     left,
                     share,
                     1.0 - self.hardly * (1.0 - fit),

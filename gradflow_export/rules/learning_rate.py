@@ -170,6 +170,9 @@ class LearningRate(Rule):
         """Yield steps that lead nowhere because they are far too short, be it by what clipping leaves."""
         rate, ratio, since = history.run("learning_rate"), float(record.value("update.ratio") or 0.0), 1
         ratio += margin(record, "update.ratio")
+        sizes = history.run("update.total_norm").whole()[1]
+        if len(sizes := sizes[np.isfinite(sizes)]) and sizes[-1] > 0:
+            ratio *= max(float(sizes.mean() / sizes[-1]), 1.0)  # the steps of a rate that decays were longer
         rises = warms_up(history) or _lengthen(history)
         if rate.last < self.decayed * rate.high or rises or not 0 < ratio * history.seen < self.travel:
             return

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from gradflow_export.checks.unlearned_part import UnlearnedPart
 from gradflow_export.metrics.batches import heavy_class
-from gradflow_export.records.step_record import IssueType, Reading, StepRecord
+from gradflow_export.records.step_record import Evidence, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.judge import Judge
-from gradflow_export.rules.learning_rate import UnevenSteps
+from gradflow_export.rules.learning_rate import LearningRate, UnevenSteps
 from gradflow_export.rules.moments import LongMomentum
 
 
@@ -84,3 +85,37 @@ def test_weights_of_classes(turned):
     assert heavy_class(often, np.ones(2)) is None
     assert heavy_class(often, often)[0] == "turned"
     assert heavy_class(often, np.array([1.0, 500.0])[::turned])[0] == "far"
+
+
+@pytest.mark.parametrize("least", [1e-5, 1e-4])
+def test_a_rate_that_has_decayed_is_not_one_that_was_always_too_low(least):
+    """What all steps together moved counts, and the later ones of a schedule are short."""
+    judges = [Judge((LearningRate(),)) for _ in range(2)]
+    for step in range(1, 201):
+        ratios = (2e-3 * (1 + np.cos(np.pi * step / 200)) / 2 + least, 4e-4)
+        for judge, ratio in zip(judges, ratios, strict=True):
+            values = {
+                "loss": 1.0 - 0.0015 * step,
+                "gradient.cosine": 0.4,
+                "gradient.total_norm": 0.1,
+                "learning_rate": 10 * ratio,
+                "update.ratio": ratio,
+                "update.total_norm": ratio,
+            }
+            judge.check(StepRecord(step, 0.0, tuple(Reading.run(name, value) for name, value in values.items())))
+    decayed, constant = ({issue.severity for issue in judge.issues} for judge in judges)
+    assert decayed <= {Severity.LOW}
+    assert constant == {Severity.MEDIUM}
+
+
+@pytest.mark.parametrize(
+    ("share", "severity"), [(0.98, Severity.MEDIUM), (0.86, Severity.MEDIUM), (0.75, Severity.LOW)]
+)
+def test_a_part_that_has_begun_to_be_learned_is_a_remark(share, severity):
+    """One of which the model has learned little beside one that is learned; a fit shows that it can be."""
+    judge = Judge((UnlearnedPart(),))
+    for step in range(10, 200, 10):
+        facts = Evidence("column", "out[1]", step, {"over_constant": share, "attained": 0.1, "square": 1.0})
+        least = Evidence("column", "out", step, {"least": 0.3})
+        judge.check(StepRecord(step, 0.0, (Reading.run("loss", 1.0),), evidence=(facts, least)))
+    assert {issue.severity for issue in judge.issues} == {severity}
