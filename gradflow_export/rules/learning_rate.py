@@ -168,11 +168,7 @@ class LearningRate(Rule):
 
     def _short(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         """Yield steps that lead nowhere because they are far too short, be it by what clipping leaves."""
-        rate, ratio, since = history.run("learning_rate"), float(record.value("update.ratio") or 0.0), 1
-        ratio += margin(record, "update.ratio")
-        sizes = history.run("update.total_norm").whole()[1]
-        if len(sizes := sizes[np.isfinite(sizes)]) and sizes[-1] > 0:
-            ratio *= max(float(sizes.mean() / sizes[-1]), 1.0)  # the steps of a rate that decays were longer
+        rate, ratio, since = history.run("learning_rate"), _length(record, history), 1
         rises = warms_up(history) or _lengthen(history)
         if rate.last < self.decayed * rate.high or rises or not 0 < ratio * history.seen < self.travel:
             return
@@ -279,6 +275,14 @@ class LearningRate(Rule):
             since,
             True,
         )
+
+
+def _length(record: StepRecord, history: History) -> float:
+    """Return the update-to-weight ratio of this step; of a mean one where a rate has decayed, and others were longer."""
+    ratio, sizes = float(record.value("update.ratio") or 0.0), history.run("update.total_norm").whole()[1]
+    sizes = sizes[np.isfinite(sizes)]
+    longer = float(sizes.mean() / sizes[-1]) if len(sizes) and sizes[-1] > 0 else 1.0
+    return (ratio + margin(record, "update.ratio")) * max(longer, 1.0)
 
 
 def _lengthen(history: History) -> bool:
