@@ -278,7 +278,7 @@ class LearningRate(Rule):
 
 
 def _length(record: StepRecord, history: History) -> float:
-    """Return the update-to-weight ratio of this step; of a mean one where a rate has decayed, and others were longer."""
+    """Return the update-to-weight ratio of this step, or of a mean one where a rate has decayed."""
     ratio, sizes = float(record.value("update.ratio") or 0.0), history.run("update.total_norm").whole()[1]
     sizes = sizes[np.isfinite(sizes)]
     longer = float(sizes.mean() / sizes[-1]) if len(sizes) and sizes[-1] > 0 else 1.0
