@@ -15,7 +15,7 @@ from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import constant_level, fall, none_better, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import agreement
-from gradflow_export.rules.signals import stuck
+from gradflow_export.rules.signals import solved, stuck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +99,7 @@ class WeightDecay(Rule):
         left = np.where(told, now / np.where(told, begun, 1.0), 1.0)
         share, typical = float(np.count_nonzero(left <= self.shrunk) / len(left)), median(left)
         held = typical <= self.smaller and agreement(history) >= self.lasting and self._held(history)
+        held &= not solved(history)  # then little of the gradient is left
         if (share <= self.share and not held) or history.run("gain.depth").first < math.log(self.faded):
             return ()  # at nearly every record; what follows takes longer
         whole = np.flatnonzero((past >= self.whole * begun).mean(axis=1) > 0.5)  # of most weights

@@ -7,16 +7,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gradflow_export import Exporter, IssueType, MemoryWriter
+from gradflow_export import Exporter, IssueType, MemoryWriter, Severity
 
 
-def trained(model, optimizer, steps=120, before=lambda _step: None):
+def trained(model, optimizer, steps=120, before=lambda _step: None, apart=2.0):
     """Train on three classes; return the issues."""
     with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True).watch() as exporter:
         for step in range(steps):
             before(step)
             y = torch.randint(3, (32,))
-            x = torch.randn(32, 6) + 2.0 * F.one_hot(y, 6)
+            x = torch.randn(32, 6) + apart * F.one_hot(y, 6)
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
@@ -71,6 +71,18 @@ def test_decay_under_which_a_model_learns_is_left_in_peace(decay):
     """What is usual for AdamW, and even what halves the weights where the loss falls all the same."""
     model = net()
     assert trained(model, torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=decay)) == ()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("kind", "lr", "decay"), [(torch.optim.Adagrad, 0.06, 0.01), (torch.optim.SGD, 0.3, 0.02)])
+def test_decay_that_outweighs_what_a_solved_task_leaves_of_the_gradient_is_none(kind, lr, decay, seed):
+    """Hardly a gradient is left to hold against it once the loss is near 0."""
+    torch.manual_seed(seed)
+    body = [part for inputs in (6, 24) for part in (nn.Linear(inputs, 24), nn.LayerNorm(24), nn.ReLU())]
+    model = nn.Sequential(*body, nn.Linear(24, 3))
+    optimizer = kind(model.parameters(), lr=lr, weight_decay=decay)
+    issues = trained(model, optimizer, steps=250, apart=4.0)
+    assert [issue for issue in issues if issue.severity >= Severity.MEDIUM] == []
 
 
 class Ratings(nn.Module):
