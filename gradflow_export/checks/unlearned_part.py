@@ -72,6 +72,7 @@ class UnlearnedPart(Check):
         open: Minimum fraction of the loss of the best constant prediction that a closed-form fit takes off.
         hardly: Fraction of that below which a part is not learned.
         begun: Fraction of that from which on it is a remark.
+        patient: Number of steps before which it is one: parts that are harder are learned later.
         level: Minimum fraction of the loss of the best constant prediction for a random sign, of model and fit.
         square: Maximum fraction of the variance of its square that the fit leaves.
         tests: Minimum number of tests in the later two thirds of the steps.
@@ -83,6 +84,7 @@ class UnlearnedPart(Check):
     open: float = 0.3
     hardly: float = 0.4
     begun: float = 0.2
+    patient: int = 200
     level: float = 0.85
     square: float = 0.5
     tests: int = 3
@@ -105,7 +107,7 @@ class UnlearnedPart(Check):
         found = []
         if left:
             share, fit = behind[left[0]], seen(record, "column.attained", left[0]) or 0.0
-            begun = 1.0 - share >= self.begun * (1.0 - fit)
+            begun = 1.0 - share >= self.begun * (1.0 - fit) or history.seen < self.patient
             found.append(
                 Finding(
                     IssueType.NOT_LEARNING,
