@@ -24,8 +24,8 @@ from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse
 from gradflow_export.rules.progress import LostUpdates, Stagnation, TakenBack
 from gradflow_export.rules.recurrent import Subcritical, Supercritical
 from gradflow_export.rules.replicas import Desync
-from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.stability import LossSpike, Unstable
+from gradflow_export.rules.standstill import Rotation, SameLoss
 from gradflow_export.rules.units import Dead, Saturated
 from gradflow_export.rules.vanishing_exploding import ExplodingDepth, Vanishing, VanishingParameters
 from gradflow_export.rules.weight_decay import WeightDecay
@@ -105,6 +105,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         PolicyCollapse(),
         ExcessExploration(),
         Rotation(),
+        SameLoss(),
         Desync(),
         LearningRate(),
         UnevenSteps(),

@@ -14,7 +14,7 @@ from gradflow_export import Exporter, IssueType, MemoryWriter
 from gradflow_export.instruments.path import ENTRIES, LEAST, POINTS, Paths
 from gradflow_export.records.step_record import Reading, StepRecord
 from gradflow_export.rules.judge import Judge
-from gradflow_export.rules.rotation import Rotation
+from gradflow_export.rules.standstill import Rotation
 
 
 @pytest.fixture(autouse=True)

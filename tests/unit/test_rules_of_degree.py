@@ -9,6 +9,7 @@ from gradflow_export.records.step_record import Evidence, IssueType, Reading, Se
 from gradflow_export.rules.judge import Judge
 from gradflow_export.rules.learning_rate import LearningRate, UnevenSteps
 from gradflow_export.rules.moments import LongMomentum
+from gradflow_export.rules.standstill import SameLoss
 
 
 def judged(rule, readings, steps=range(5, 125, 5), early=(), loss=1.0):
@@ -120,3 +121,23 @@ def test_a_part_that_has_begun_to_be_learned_is_a_remark(share, severity):
         judge.check(StepRecord(step, 0.0, (Reading.run("loss", 1.0),), evidence=(facts, least)))
         assert step >= 200 or {issue.severity for issue in judge.issues} <= {Severity.LOW}
     assert {issue.severity for issue in judge.issues} == {severity}
+
+
+@pytest.mark.parametrize(
+    ("scatter", "drop", "cosine", "told"),
+    [
+        (1e-3, 0.0, 0.5, True),
+        (0.0, 0.0, -0.1, True),
+        (0.02, 0.0, 0.5, False),
+        (1e-3, 4e-4, 0.5, False),
+        (0.0, 0.0, 1.0, False),
+    ],
+)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_loss_that_no_batch_changes_is_told(scatter, drop, cosine, told, scale):
+    """At any scale; not one that varies or falls, nor one of batches that may be the same."""
+    rng, judge = np.random.default_rng(0), Judge((SameLoss(),))
+    for step in range(1, 260):
+        loss = scale * (0.69 + scatter * rng.standard_normal() - drop * max(step - 150, 0))
+        judge.check(StepRecord(step, 0.0, (Reading.run("loss", loss), Reading.run("gradient.cosine", cosine))))
+    assert [issue.issue_type for issue in judge.issues] == [IssueType.NOT_LEARNING] * told

@@ -9,9 +9,9 @@ from gradflow_export.records.step_record import Reading, Severity, StepRecord
 from gradflow_export.rules.history import History
 from gradflow_export.rules.learning_rate import LearningRate
 from gradflow_export.rules.progress import LostUpdates
-from gradflow_export.rules.rotation import Rotation
 from gradflow_export.rules.sampled import SURE, agreement, margin, margins, off, site_margins
 from gradflow_export.rules.stability import Unstable
+from gradflow_export.rules.standstill import Rotation
 
 
 def record(step, **metrics):

@@ -1,16 +1,19 @@
-"""Limit cycles: weights that orbit instead of converging: ROTATION."""
+"""Runs that get nowhere: weights that orbit, ROTATION, and losses that are the same for every batch, NOT_LEARNING."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
+from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import reading_of
+from gradflow_export.rules.evidence import OTHERS, fall, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import likely
-from gradflow_export.rules.signals import solved
+from gradflow_export.rules.signals import settled, solved, stuck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,3 +68,59 @@ def _players(record: StepRecord) -> tuple[str, ...]:
     """Return where each player begins, the one that moves most first; the whole model when there is only one."""
     known = {site: radius for site, radius in reading_of(record, "flow.radius").as_dict().items() if radius}
     return tuple(sorted(known, key=lambda site: (-known[site], site))) if len(known) > 1 else ("",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameLoss(Rule):
+    """Report losses that are the same for every batch, about where they began: the data do not count.
+
+    Nothing has to be known of the loss. As long as a model says something of its samples, batches differ in their loss,
+    by a few percent even if they are large. At the level of chance, such as ln 2 for pairs that are compared, all
+    samples cost the same. Not judged are losses of which targets are known, those of several players, and loops whose
+    gradients hardly turn, for their batches may be the same.
+
+    Attributes:
+        settle: Number of initial steps without a verdict.
+        losses: Number of losses that are compared.
+        scatter: Maximum standard deviation of these, as a fraction of their median.
+        turns: Maximum median cosine of consecutive gradients.
+        sure: Minimum z-score of a loss that falls.
+    """
+
+    settle: int = 200
+    losses: int = 20
+    scatter: float = 0.005
+    turns: float = 0.95
+    sure: float = 2.5
+    patience: int = 2
+
+    late: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "gradient.cosine", "wiring.game")
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Judge the last losses."""
+        loss, cosines = history.run("loss"), history.run("gradient.cosine").values[-self.losses :]
+        if history.seen < self.settle or not stuck(history, self.settle // 2) or len(cosines) < self.losses:
+            return ()
+        known = len(history.at_sites("loss.over_constant").steps) or history.run("loss.over_constant").count
+        if known or record.get("optimizer.loss") is not None or history.run("wiring.game").last > 0:
+            return ()
+        level, scatter = median(lately := loss.values[-self.losses :]), float(np.std(lately))
+        falls = fall(lately) >= self.sure or settled(history)
+        if falls or scatter > self.scatter * level or median(cosines) > self.turns:
+            return ()
+        message = (
+            f"After {history.seen} steps the loss of every batch is {number(level)}, with a standard deviation of "
+            f"{number(100 * scatter / level)} %, and began at {number(loss.first)}: it does not depend on the data."
+        )
+        advice = (
+            "print the outputs for two different samples; if they are equal, check what reaches the model, its weight "
+            "decay and clipping, and overfit a single batch; if not, check what the loss compares, and its temperature."
+        )
+        return (
+            Finding(
+                IssueType.NOT_LEARNING, Severity.MEDIUM, ("",), scatter / level, self.scatter, message, advice,
+                cause="same loss", origin="same loss", follows_from=OTHERS,
+            ),
+        )  # fmt: skip
