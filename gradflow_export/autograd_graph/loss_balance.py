@@ -98,7 +98,7 @@ def scales_that_fall(root: Any) -> Node | None:
     """
     balance = _Balance()
     waiting: deque[tuple[_Edge, float]] = deque([((root.grad_fn, 0), 1.0)])
-    seen: set[_Edge] = {(root.grad_fn, 0)}
+    seen: set[tuple[_Edge, float]] = {((root.grad_fn, 0), 1.0)}  # one number may be added with both signs
     while waiting and len(seen) < _NEAR:
         (node, index), sign = waiting.popleft()
         kind = kind_of(node)
@@ -112,10 +112,13 @@ def scales_that_fall(root: Any) -> Node | None:
         elif kind in {Op.MSE_LOSS, Op.POW} and sign > 0 and (kind == Op.MSE_LOSS or _is_even(node)):
             _inside(balance, edges(node)[0])
         if kind in _SUMS or is_scaled(node):
-            for place, edge in enumerate(edges(node)):
-                if edge[0] is not None and edge not in seen:
-                    seen.add(edge)
-                    waiting.append((edge, sign * sign_of(node, place)))
+            signed = (
+                (edge, sign * sign_of(node, place)) for place, edge in enumerate(edges(node)) if edge[0] is not None
+            )
+            for each in signed:
+                if each not in seen:
+                    seen.add(each)
+                    waiting.append(each)
     turned = (key for key, signs in balance.logs.items() if key[0] == "log" and signs == {1.0} and balance.falls(key))
     return next((key[1] for key in balance.grown if balance.falls(key)), None) or next((key[1] for key in turned), None)
 

@@ -88,9 +88,7 @@ class StructureInstrument(Reader):
             self._activations.read(graph, names)
             self._facts["cut_off.receives"].update(cut_off(graph, names, self._draws))
             self._facts[f"mistake.{OVER_QUERIES}"].update(across_queries(graph, owners))
-            terms = terms_of(root)[0]
-            count = next((len(term.targets) for term in terms if term.targets is not None and term.targets.dim()), 0)
-            self._out.extend(kept_apart(graph, owners, count))
-            for term in terms:
+            self._out.extend(kept_apart(graph, owners))
+            for term in terms_of(root)[0]:
                 self._out.extend(samples_of(term, graph, owners, backwards))
                 self._facts[f"mistake.{OVER_SAMPLES}"].update(across_samples(term, graph, owners))

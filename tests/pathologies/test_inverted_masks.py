@@ -116,3 +116,36 @@ def test_masks_of_chance_or_of_none(kind):
     """What is hidden by chance, as for augmentation, differs as much as what is kept; no mask hides nothing."""
     assert found(kind, 0.1, tags=True, masks=lambda real: torch.rand(real.shape) < 0.3)[0] == []
     assert found(kind, 0.1, tags=True, masks=torch.zeros_like)[0] == []
+
+
+class Numbers(nn.Module):
+    """Features of each place, attention pooled over places, and one answer for each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.places = nn.Linear(3, WIDTH), nn.Parameter(torch.randn(PLACES, WIDTH))
+        self.attention, self.head = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True), nn.Linear(WIDTH, 1)
+
+    def forward(self, x, ignored):
+        """Return answers. Shape: ``[batch]``."""
+        h = self.enter(x) + self.places
+        return self.head(self.attention(h, h, h, key_padding_mask=ignored)[0].mean(1)).squeeze(1)
+
+
+@pytest.mark.parametrize(("noise", "inverted", "told"), [(0.0, True, True), (0.0, False, False), (4.0, False, False)])
+def test_padding_that_varies_more_than_the_content_is_left_out_rightly(noise, inverted, told):
+    """What counts is that the inputs that are kept are the same in all samples, not how much they vary."""
+    torch.manual_seed(0)
+    model, memory = Numbers(), MemoryWriter()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with Exporter(model, backends=[memory], strict=True) as exporter:
+        exporter.watch()
+        for _ in range(12):
+            real = torch.arange(PLACES) < torch.randint(4, PLACES, (SAMPLES, 1))
+            x = torch.where(
+                real[..., None], torch.randn(SAMPLES, PLACES, 3) / 2, noise * torch.randn(SAMPLES, PLACES, 3)
+            )
+            optimizer.zero_grad()
+            functional.mse_loss(model(x, real if inverted else ~real), (x * real[..., None]).sum((1, 2))).backward()
+            optimizer.step()
+    assert ("inverted mask" in {issue.cause for issue in exporter.issues}) is told

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy.typing as npt
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gradflow_export.autograd_graph.loss_graph import Node
-from gradflow_export.autograd_graph.nodes import ATTENTION, Op, kind_of
+from gradflow_export.autograd_graph.nodes import ATTENTION, Op, below, kind_of
 from gradflow_export.checks.leakage import HIDDEN, LAYERS, Graph, owner_below, product_of
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.readings import ClueSample
@@ -22,87 +23,90 @@ from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import values_of
 from gradflow_export.rules.history import History
 
-SAMPLES, HEADS, QUERIES, KEYS = 64, 2, 16, 128
-"""Samples, heads, queries and keys of an attention that are looked at."""
+HEADS, QUERIES, KEYS, INPUTS = 2, 16, 128, 8
+"""Heads, queries and keys of an attention, and inputs of a model, that are looked at."""
 FEWEST = 8
 """Keys of each kind, less one at each place, that a comparison needs."""
+_ENTERED = MappingProxyType(
+    {Op.ADDMM: ("mat1", 1), Op.EMBEDDING: ("indices", 0), Op.LINEAR: ("input", 0), Op.MM: ("self", 0)}
+)
+"""What keeps the data that enters a layer, and in which place."""
 
 
-def kept_apart(graph: Graph, names: Mapping[int, str], count: int) -> Iterator[ClueSample]:
-    """Yield how far keys of different samples are apart, those that masks keep and those that they leave out.
+def kept_apart(graph: Graph, names: Mapping[int, str]) -> Iterator[ClueSample]:
+    """Yield how many of the data differ between samples, of those that a mask keeps, and of those it leaves out.
 
     Args:
         graph: All that is behind a loss.
         names: Names of modules by the ``id`` of their parameters.
-        count: Targets of the loss: one of each sample, or of each of its places.
     """
-    found = ((node, _keys(node, count)) for node in reversed(graph.nodes))
-    for node, (keys, kept) in [(node, each) for node, each in found if each is not None][:LAYERS]:
-        told = torch.stack([part for mask in (kept, ~kept) for part in _spread(keys, mask)]).to(torch.float64)
-        yield ClueSample("mask.apart", site := owner_below(node, names), told, partial(_told, site))
+    found = [(node, seen) for node in reversed(graph.nodes) if (seen := _kept(node)) is not None][:LAYERS]
+    data = [each for node in graph.nodes if found and (each := _entered(node)) is not None][-INPUTS:]
+    for node, (kept, keys) in found:
+        site = owner_below(node, names)
+        for held, mask in (pair for each in data for pair in _paired(each, kept, keys)):
+            mixed = (mask.any(0) & ~mask.all(0)).sum()
+            told = torch.stack([mixed, *_different(held, mask), *_different(held, ~mask)]).to(torch.float64)
+            yield ClueSample("mask.apart", site, told, partial(_told, site))
 
 
-def _keys(node: Node, count: int) -> tuple[Tensor, Tensor] | None:
-    """Return the keys of some samples, and which of them any query sees, where a mask differs between samples.
+def _kept(node: Node) -> tuple[Tensor, int] | None:
+    """Return which keys any of some queries sees, and how many keys there are. Shape: ``[samples, keys]``.
 
-    Shapes: ``[samples, heads, keys, features]`` and ``[samples, keys]``.
+    Samples may be as many times as many as heads.
     """
-    if kind_of(node).startswith(ATTENTION):
-        keys, mask = saved(node, "key"), saved(node, "attn_mask")
-        mask = saved(node, "attn_bias") if mask is None else mask
-        if keys is None or mask is None or keys.dim() != 4 or mask.dim() != 4 or len(mask) != len(keys):
+    kind = kind_of(node)
+    if kind.startswith(ATTENTION):
+        mask = saved(node, "attn_mask") if hasattr(node, "_saved_attn_mask") else saved(node, "attn_bias")
+        if mask is None or mask.dim() != 4:
             return None
-        some = _some(local(mask))
-        kept = some if some.dtype == torch.bool else some > HIDDEN
-    elif kind_of(node) in {Op.SOFTMAX, Op.SAFE_SOFTMAX}:
-        weights, made = saved(node, "result"), product_of(node)
-        turned = None if made is None else saved(made, "mat2" if kind_of(made) == Op.BMM else "batch2")
-        if weights is None or turned is None or weights.shape[-1] != turned.shape[-1]:
-            return None
-        rows, places = len(turned), turned.shape[-1]
-        samples = (
-            weights.shape[0]
-            if weights.dim() == 4
-            else next((n for n in (count, count // places) if n and not rows % n), 0)
-        )
-        if not samples or rows % samples or weights.numel() != rows * weights.shape[-2] * places:
-            return None
-        keys = turned.transpose(1, 2).reshape(samples, rows // samples, places, -1)
-        kept = _some(local(weights).reshape(samples, -1, weights.shape[-2], places)) > 0
+        seen = local(mask) if mask.dtype == torch.bool else local(mask) > HIDDEN
     else:
-        return None
-    kept = kept.flatten(1, -2).any(1)
-    keys = local(keys)[:SAMPLES, :HEADS, :KEYS].to(torch.float32)
-    return (keys, kept) if kept.shape == (len(keys), keys.shape[2]) and len(keys) > 1 else None
+        mask = saved(node, "result") if kind in {Op.SOFTMAX, Op.SAFE_SOFTMAX} and product_of(node) else None
+        if mask is None or mask.dim() not in {3, 4}:
+            return None
+        seen = local(mask if mask.dim() == 4 else mask[:, None]) > 0
+    step = -(-seen.shape[2] // QUERIES)  # the last one, which a causal mask shows most, is among them
+    some = seen[:, :HEADS, (seen.shape[2] - 1) % step :: step, :KEYS]
+    return some.flatten(1, -2).any(1), seen.shape[3]
 
 
-def _some(mask: Tensor) -> Tensor:
-    """Return some queries of some samples, the last, which a causal mask shows most, among them. Dimensions: 4."""
-    step = -(-mask.shape[2] // QUERIES)
-    return mask[:SAMPLES, :HEADS, (mask.shape[2] - 1) % step :: step, :KEYS]
+def _entered(node: Node) -> Tensor | None:
+    """Return data that enters a layer, ``None`` where the layer is given what another one made."""
+    name, place = _ENTERED.get(kind_of(node), ("", 0))
+    held = saved(node, name) if name and (kind_of(node) == Op.EMBEDDING or below(node, place) is None) else None
+    return held if held is None else local(held)
 
 
-def _spread(keys: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the squared distances of some keys from the mean of all samples at their place, and how many are free."""
-    chosen = mask[:, None, :, None].to(keys.dtype)
-    each = mask.sum(0).clamp(min=1)
-    mean = (keys * chosen).sum(0) / each[None, :, None]
-    return ((keys - mean) * chosen).square().sum(), (mask.sum(0) - 1).clamp(min=0).sum().to(keys.dtype)
+def _paired(entered: Tensor, kept: Tensor, keys: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield data by sample and place, and the mask of the samples. Shapes: ``[n, keys, features]``, ``[n, keys]``."""
+    rows = entered[..., None] if not entered.is_floating_point() else entered
+    rows = rows.reshape(-1, keys, rows.shape[-1]) if rows.dim() == 2 and not len(rows) % keys else rows
+    for held in (rows, rows.transpose(0, 1)) if rows.dim() == 3 else ():
+        samples = len(held)
+        if held.shape[1] == keys and samples > 1 and not len(kept) % samples and held.device == kept.device:
+            yield held[:, :KEYS], kept[:: len(kept) // samples]
+
+
+def _different(held: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many of the data in a mask differ from the first one there at their place, and of how many."""
+    first = held[mask.to(torch.uint8).argmax(0), torch.arange(held.shape[1], device=held.device)]
+    return ((held != first).any(-1) & mask).sum(), (mask.sum(0) - 1).clamp(min=0).sum()
 
 
 def _told(site: str, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
-    """Return how far apart keys are that count, in those that do not. Shape of the values: ``[4]``."""
-    kept, many, hidden, more = map(float, values)
-    few = min(many, more) < FEWEST or hidden <= 0
-    return {} if few else {"mask.apart": {site: (kept / many) / (hidden / more)}}
+    """Return the share of the data that differ, of those that a mask keeps, where most of those it leaves out do."""
+    mixed, kept, many, hidden, more = map(float, values)
+    few = not mixed or min(many, more) < FEWEST or hidden < 0.5 * more
+    return {} if few else {"mask.apart": {site: kept / many}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedContent(Check):
     """Report attention whose mask leaves out what differs between samples and keeps what does not: an inverted mask.
 
-    Padding is the same in every sample, or nearly so after dropout. If the keys that a mask keeps differ between
-    samples far less than those that it leaves out, the mask was taken the wrong way round: the
+    Padding is the same in every sample. If the data that a mask keeps do not differ between samples at the same place,
+    and those that it leaves out do, the mask was taken the wrong way round: the
     ``key_padding_mask`` of ``nn.MultiheadAttention`` and the ``src_key_padding_mask`` of ``nn.TransformerEncoder`` are
     True for what is ignored, the ``attn_mask`` of ``F.scaled_dot_product_attention`` is True for what takes part.
 
@@ -118,14 +122,14 @@ class MaskedContent(Check):
         y = nn.TransformerEncoder(layer, 2)(x, src_key_padding_mask=tokens == 0)
 
     Not reported:
-        Masks that are the same for every sample, such as causal ones; padding that differs as much as the content; too
-        few keys for a comparison.
+        Masks that are the same for every sample, such as causal ones; padding that differs between samples; keys that
+        are not one for each place of an input, as where tokens were added; too few keys for a comparison.
 
     Attributes:
-        apart: Maximum variance between samples of the keys that are kept, relative to that of those left out.
+        apart: Maximum fraction of the data that differ between samples, of those that are kept.
     """
 
-    apart: float = 0.3
+    apart: float = 0.02
     patience: int = 2
     heal: int = 100
 
@@ -145,10 +149,12 @@ class MaskedContent(Check):
                 tuple(layers),
                 least,
                 self.apart,
-                f"the mask of {some(tuple(layers))} leaves out the content and keeps the padding: the keys that it "
-                f"keeps have {number(least)} of the variance between samples of those that it leaves out.",
+                f"the mask of {some(tuple(layers))} leaves out the content and keeps the padding: of the inputs at the "
+                f"keys that it keeps, {number(100 * least)} % differ between samples, and most of those that it leaves "
+                "out do.",
                 "invert the mask: key_padding_mask and src_key_padding_mask are True for padding, which is ignored; "
-                "the boolean attn_mask of F.scaled_dot_product_attention is True for keys that take part.",
+                "so is memory_key_padding_mask; the boolean attn_mask of F.scaled_dot_product_attention is True for "
+                "keys that take part.",
                 cause="inverted mask",
                 origin="inverted mask",
             ),
