@@ -10,7 +10,7 @@ import numpy as np
 
 from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import Floats, no_better, reading_of, since_when
+from gradflow_export.rules.evidence import INVERTED_MASK, Floats, no_better, reading_of, since_when
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import Chain, chains
 
@@ -109,7 +109,7 @@ class Collapse(Check):
             follows_from=(
                 IssueType.NUMERICAL, IssueType.VANISHING, IssueType.EXPLODING, IssueType.DEAD, IssueType.SATURATION,
                 IssueType.BAD_INIT, IssueType.LEARNING_RATE, IssueType.WRONG_LOSS, IssueType.DATA_SCALE,
-                IssueType.BAD_TARGETS, IssueType.NOT_TRAINING, IssueType.NOT_LEARNING,
+                IssueType.BAD_TARGETS, IssueType.NOT_TRAINING, INVERTED_MASK,
             ),
         )  # fmt: skip
 

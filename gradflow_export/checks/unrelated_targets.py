@@ -11,7 +11,16 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, surest
-from gradflow_export.rules.evidence import constant_level, layers_of, no_better, none_better, past, seen, still_falls
+from gradflow_export.rules.evidence import (
+    INVERTED_MASK,
+    constant_level,
+    layers_of,
+    no_better,
+    none_better,
+    past,
+    seen,
+    still_falls,
+)
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import margins
 
@@ -127,7 +136,7 @@ class UnrelatedTargets(Check):
             "shuffle=True).",
             cause="unrelated",
             origin="unrelated",
-            follows_from=(IssueType.WRONG_LOSS, IssueType.DATA_SCALE, IssueType.NOT_TRAINING),
+            follows_from=(IssueType.WRONG_LOSS, IssueType.DATA_SCALE, IssueType.NOT_TRAINING, INVERTED_MASK),
             sure=enough and not learns,
         )
 

@@ -30,7 +30,8 @@ class Finding:
             those in which nothing was read that the rule judges.
         cause: Distinguishes two reasons for the same type; findings of one cause share one issue.
         urgent: Opens at once, without the rule's patience: the evidence is beyond noise.
-        follows_from: Types whose issue, while open or just healed, explains this finding; it is then not reported.
+        follows_from: Types, or causes, whose issue, while open or just healed, explains this finding; it is then not
+            reported.
         origin: What brought it about, in a few words, for :attr:`Issue.cause`.
         sure: Whether it is reported. What holds but may be harmless is not; later on it tells since when it has held.
         about: Returns the finding of some of its layers, where each of them has words of its own.
@@ -47,7 +48,7 @@ class Finding:
     before: int | None = None
     cause: str = ""
     urgent: bool = False
-    follows_from: tuple[IssueType, ...] = ()
+    follows_from: tuple[str, ...] = ()
     origin: str = ""
     sure: bool = True
     about: Callable[[tuple[str, ...]], Finding] | None = field(default=None, repr=False, compare=False)

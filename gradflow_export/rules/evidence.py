@@ -21,6 +21,8 @@ OTHERS = tuple(
     if kind not in {IssueType.NOT_LEARNING, IssueType.MEMORY_USAGE, IssueType.MEMORY_LEAK, IssueType.HEAD_REDUNDANCY}
 )
 """What explains that nothing is learned."""
+INVERTED_MASK = "inverted mask"
+"""Cause of attention that reads the padding: inputs then get no gradient, and answers do not depend on them."""
 
 
 def past(history: History, metric: str, site: str, since: float = 0.0) -> Floats:

@@ -271,7 +271,7 @@ class Judge:
         """Whether another issue explains a finding, or is more than a remark on the same and over by now."""
 
         def explains(issue: Issue) -> bool:
-            if issue.issue_type in finding.follows_from:
+            if issue.issue_type in finding.follows_from or issue.cause in finding.follows_from:
                 over = issue.healed_step is not None and issue.healed_step + rule.cooldown < step
                 return not over and issue.severity >= min(finding.severity, Severity.MEDIUM)  # remarks explain remarks
             same = (finding.issue_type, finding.layers[:1]) == (issue.issue_type, (issue.layer,))

@@ -79,3 +79,13 @@ def test_policies_may_be_moved_either_way(heads):
     assert not falls(0.1 * policy.log_prob(policy.rsample()).mean())
     assert not falls(-0.01 * policy.entropy().mean())
     assert not falls(-policy.log_prob(torch.randn(8, 3)).sum() * -2.0)
+
+
+@pytest.mark.parametrize("added", [-0.01, -0.001, 0.01])
+def test_a_little_that_is_taken_off_again_leaves_a_scale_in_balance(added):
+    """The logarithm stands in the sum with both signs, and no sign alone tells which of them counts."""
+    error, log = torch.randn(8, requires_grad=True), torch.randn(8, requires_grad=True)
+    held = log.clamp(-6, 6)
+    loss = 0.5 * (error**2 * torch.exp(-held)).mean() + 0.5 * held.mean() + added * held.mean()
+    assert scales_that_fall(loss) is None
+    assert scales_that_fall(0.5 * (error**2 * torch.exp(-held)).mean() - 0.5 * held.mean()) is not None

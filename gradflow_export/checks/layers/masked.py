@@ -20,11 +20,13 @@ from gradflow_export.hooks.readings import ClueSample
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import values_of
+from gradflow_export.rules.evidence import INVERTED_MASK, values_of
 from gradflow_export.rules.history import History
 
 HEADS, QUERIES, KEYS, INPUTS = 2, 16, 128, 8
 """Heads, queries and keys of an attention, and inputs of a model, that are looked at."""
+ADDED = 2
+"""Tokens that a model puts before or behind its inputs, at most."""
 FEWEST = 8
 """Keys of each kind, less one at each place, that a comparison needs."""
 _ENTERED = MappingProxyType(
@@ -80,12 +82,17 @@ def _entered(node: Node) -> Tensor | None:
 
 def _paired(entered: Tensor, kept: Tensor, keys: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield data by sample and place, and the mask of the samples. Shapes: ``[n, keys, features]``, ``[n, keys]``."""
-    rows = entered[..., None] if not entered.is_floating_point() else entered
-    rows = rows.reshape(-1, keys, rows.shape[-1]) if rows.dim() == 2 and not len(rows) % keys else rows
-    for held in (rows, rows.transpose(0, 1)) if rows.dim() == 3 else ():
-        samples = len(held)
-        if held.shape[1] == keys and samples > 1 and not len(kept) % samples and held.device == kept.device:
-            yield held[:, :KEYS], kept[:: len(kept) // samples]
+    numbers = entered if entered.is_floating_point() else entered[..., None]
+    for added in range(ADDED + 1):
+        places = keys - added
+        flat = numbers.dim() == 2 and places > 0 and not len(numbers) % places
+        rows = numbers.reshape(-1, places, numbers.shape[-1]) if flat else numbers
+        for held in (rows, rows.transpose(0, 1)) if rows.dim() == 3 else ():
+            samples = len(held)
+            if held.shape[1] == places and samples > 1 and not len(kept) % samples and held.device == kept.device:
+                for start in {0, added}:
+                    mask = kept[:: len(kept) // samples, start : start + places]
+                    yield held[:, : mask.shape[1]], mask
 
 
 def _different(held: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +130,7 @@ class MaskedContent(Check):
 
     Not reported:
         Masks that are the same for every sample, such as causal ones; padding that differs between samples; keys that
-        are not one for each place of an input, as where tokens were added; too few keys for a comparison.
+        are not one for each place of an input and at most two more; too few keys for a comparison.
 
     Attributes:
         apart: Maximum fraction of the data that differ between samples, of those that are kept.
@@ -155,7 +162,7 @@ class MaskedContent(Check):
                 "invert the mask: key_padding_mask and src_key_padding_mask are True for padding, which is ignored; "
                 "so is memory_key_padding_mask; the boolean attn_mask of F.scaled_dot_product_attention is True for "
                 "keys that take part.",
-                cause="inverted mask",
-                origin="inverted mask",
+                cause=INVERTED_MASK,
+                origin=INVERTED_MASK,
             ),
         )

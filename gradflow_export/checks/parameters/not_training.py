@@ -24,7 +24,7 @@ from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import BoolArray, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import seen, taken_away
+from gradflow_export.rules.evidence import INVERTED_MASK, seen, taken_away
 from gradflow_export.rules.history import History, SiteSeries
 from gradflow_export.rules.progress import ZERO_GRADIENT, ZERO_RATE, shut
 from gradflow_export.rules.signals import (
@@ -156,6 +156,7 @@ class NotTraining(Check):
                 before=dated[1],
                 cause=cause,
                 origin=cause,
+                follows_from=(INVERTED_MASK,) * (cause == ZERO_GRADIENT),
             )
             for cause, names, what, advice, sure in findings
             for dated in (dated_change(series, start, names, history, rate=cause == ZERO_RATE),)
