@@ -27,6 +27,8 @@ HEADS, QUERIES, KEYS, INPUTS = 2, 16, 128, 8
 """Heads, queries and keys of an attention, and inputs of a model, that are looked at."""
 ADDED = 2
 """Tokens that a model puts before or behind its inputs, at most."""
+ROUNDING = 1e-5
+"""Difference of equal numbers, as a share of their mean size."""
 FEWEST = 8
 """Keys of each kind, less one at each place, that a comparison needs."""
 _ENTERED = MappingProxyType(
@@ -98,7 +100,8 @@ def _paired(entered: Tensor, kept: Tensor, keys: int) -> Iterator[tuple[Tensor, 
 def _different(held: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return how many of the data in a mask differ from the first one there at their place, and of how many."""
     first = held[mask.to(torch.uint8).argmax(0), torch.arange(held.shape[1], device=held.device)]
-    return ((held != first).any(-1) & mask).sum(), (mask.sum(0) - 1).clamp(min=0).sum()
+    far = ROUNDING * held.abs().mean() if held.is_floating_point() else 0
+    return (((held - first).abs() > far).any(-1) & mask).sum(), (mask.sum(0) - 1).clamp(min=0).sum()
 
 
 def _told(site: str, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
