@@ -64,22 +64,24 @@ def _kept(node: Node) -> tuple[Tensor, int] | None:
         mask = saved(node, "attn_mask") if hasattr(node, "_saved_attn_mask") else saved(node, "attn_bias")
         if mask is None or mask.dim() != 4:
             return None
-        seen = local(mask) if mask.dtype == torch.bool else local(mask) > HIDDEN
+        least = HIDDEN
     else:
         mask = saved(node, "result") if kind in {Op.SOFTMAX, Op.SAFE_SOFTMAX} and product_of(node) else None
         if mask is None or mask.dim() not in {3, 4}:
             return None
-        seen = local(mask if mask.dim() == 4 else mask[:, None]) > 0
-    step = -(-seen.shape[2] // QUERIES)  # the last one, which a causal mask shows most, is among them
-    some = seen[:, :HEADS, (seen.shape[2] - 1) % step :: step, :KEYS]
-    return some.flatten(1, -2).any(1), seen.shape[3]
+        least = 0.0
+    held = local(mask if mask.dim() == 4 else mask[:, None])
+    step = max(-(-held.shape[2] // QUERIES), 1)  # the last one, which a causal mask shows most, is among them
+    some = held[:, :HEADS, (held.shape[2] - 1) % step :: step, :KEYS]
+    seen = some if some.dtype == torch.bool else some > least
+    return seen.flatten(1, -2).any(1), held.shape[3]
 
 
 def _entered(node: Node) -> Tensor | None:
     """Return data that enters a layer, ``None`` where the layer is given what another one made."""
     name, place = _ENTERED.get(kind_of(node), ("", 0))
     held = saved(node, name) if name and (kind_of(node) == Op.EMBEDDING or below(node, place) is None) else None
-    return held if held is None else local(held)
+    return None if held is None or held.layout is not torch.strided else local(held)
 
 
 def _paired(entered: Tensor, kept: Tensor, keys: int) -> Iterator[tuple[Tensor, Tensor]]:
