@@ -149,3 +149,27 @@ def test_padding_that_varies_more_than_the_content_is_left_out_rightly(noise, in
             functional.mse_loss(model(x, real if inverted else ~real), (x * real[..., None]).sum((1, 2))).backward()
             optimizer.step()
     assert ("inverted mask" in {issue.cause for issue in exporter.issues}) is told
+
+
+@pytest.mark.parametrize("inverted", [True, False])
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_a_token_that_was_added_may_stand_before_the_inputs_or_behind(where, inverted):
+    """It is in every sample, and seen in each; the inputs are found beside it."""
+    torch.manual_seed(0)
+    added, words, head = nn.Parameter(torch.randn(1, 1, WIDTH)), nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 3)
+    model = nn.ModuleDict({"words": words, "attention": Torch("weights", 0.0), "head": head})
+    model.register_parameter("added", added)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with Exporter(model, backends=[MemoryWriter()], strict=True) as exporter:
+        exporter.watch()
+        for _ in range(12):
+            real = torch.arange(PLACES) < torch.randint(4, PLACES, (SAMPLES, 1))
+            tokens = torch.randint(1, WORDS, (SAMPLES, PLACES)) * real
+            parts = [added.expand(SAMPLES, -1, -1), words(tokens)]
+            masks = [torch.zeros(SAMPLES, 1, dtype=torch.bool), real if inverted else ~real]
+            order = slice(None, None, 1 if where == "before" else -1)
+            pooled = model["attention"](torch.cat(parts[order], 1), torch.cat(masks[order], 1)).mean(1)
+            optimizer.zero_grad()
+            functional.cross_entropy(head(pooled), tokens[:, 0] % 3).backward()
+            optimizer.step()
+    assert ("inverted mask" in {issue.cause for issue in exporter.issues}) is inverted

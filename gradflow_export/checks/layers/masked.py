@@ -47,11 +47,14 @@ def kept_apart(graph: Graph, names: Mapping[int, str]) -> Iterator[ClueSample]:
     found = [(node, seen) for node in reversed(graph.nodes) if (seen := _kept(node)) is not None][:LAYERS]
     data = [each for node in graph.nodes if found and (each := _entered(node)) is not None][-INPUTS:]
     for node, (kept, keys) in found:
-        site = owner_below(node, names)
-        for held, mask in (pair for each in data for pair in _paired(each, kept, keys)):
-            mixed = (mask.any(0) & ~mask.all(0)).sum()
-            told = torch.stack([mixed, *_different(held, mask), *_different(held, ~mask)]).to(torch.float64)
-            yield ClueSample("mask.apart", site, told, partial(_told, site))
+        told = [
+            part
+            for held, mask in (pair for each in data for pair in _paired(each, kept, keys))
+            for part in ((mask.any(0) & ~mask.all(0)).sum(), *_different(held, mask), *_different(held, ~mask))
+        ]
+        if told:
+            site, values = owner_below(node, names), torch.stack(told).to(torch.float64)
+            yield ClueSample("mask.apart", site, values, partial(_told, site))
 
 
 def _kept(node: Node) -> tuple[Tensor, int] | None:
@@ -107,10 +110,13 @@ def _different(held: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _told(site: str, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
-    """Return the share of the data that differ, of those that a mask keeps, where most of those it leaves out do."""
-    mixed, kept, many, hidden, more = map(float, values)
-    few = not mixed or min(many, more) < FEWEST or hidden < 0.5 * more
-    return {} if few else {"mask.apart": {site: kept / many}}
+    """Return the least share of the data that differ, of those that a mask keeps, where most of those left out do."""
+    shares = [
+        float(kept / many)
+        for mixed, kept, many, hidden, more in values.reshape(-1, 5)
+        if mixed and min(many, more) >= FEWEST and hidden >= 0.5 * more
+    ]
+    return {"mask.apart": {site: min(shares)}} if shares else {}
 
 
 @dataclass(frozen=True, kw_only=True)
