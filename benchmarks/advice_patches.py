@@ -398,7 +398,7 @@ PATCHES: tuple[tuple[str, str, Patch], ...] = (
     ("VANISHING", r"skip connection", _around),
     ("VANISHING", r"LayerNorm", _norm_from_on),
     ("VANISHING", rf"scale their initial weights by about {_N}", _scaled),
-    ("VANISHING", r"replace Sigmoid or Tanh by ReLU", _treated("ReLU instead of sigmoid and tanh")),
+    ("VANISHING", r"use ReLU or GELU", _treated("ReLU instead of sigmoid and tanh")),
     ("VANISHING", r"initialize the weights larger", KAIMING),
     ("DEAD", r"set it to 0", _bias_zero),
     ("DEAD", r"kaiming_normal_", _kaiming_before),

@@ -239,7 +239,7 @@ class TargetScale(Check):
                 reach,
                 self.reach if far else 1.0 / self.reach,
                 f"Targets have a magnitude of {number(size)}, and predictions ({site or 'the model'}) after "
-                f"{history.seen} steps have {number(reach)} times that: at this rate they do not reach it.",
+                f"{history.seen} steps have {number(reach)} times that, and the loss is no better than a constant's.",
                 "standardize the targets, y = (y - y_mean) / y_std, and invert this for predictions; or "
                 "initialize the last layer with that mean and scale: nn.init.constant_(last.bias, y_mean).",
                 cause="target",

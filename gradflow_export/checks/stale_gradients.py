@@ -111,8 +111,8 @@ class StaleGradient(Check):
                 0.0,
                 f"before the backward pass, .grad of {some(left.names)} held gradients of earlier steps, "
                 f"{number(left.worst)} times as large as the one used in this step, in {left.times} of {left.looks} "
-                "steps: the optimizer uses a sum over steps.",
-                "call optimizer.zero_grad() once per step, before loss.backward(), on the optimizer or model that "
+                "steps: the update uses a sum over steps.",
+                "call zero_grad() once per step, before loss.backward(), on the optimizer or model that "
                 f"holds {left.names[0]}; for accumulation call it after each optimizer.step(), with a closure as its "
                 "first line.",
                 since=left.since,
