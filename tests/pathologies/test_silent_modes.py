@@ -34,7 +34,7 @@ class Net(nn.Module):
         return self.last(self.drop(self.norm(h)))
 
 
-def issues(model, *, steps=30, each=5, to_eval=True, to_train=True, quiet=0, after=False, passes=3, loss=None):
+def issues(model, *, steps=30, each=5, to_eval=True, to_train=True, quiet=0, after=False, passes=3, loss=None, every=1):
     """Train with an evaluation every ``each`` steps, ``quiet`` passes without gradients per step, or one at the end.
 
     Each evaluation is made of ``passes`` of the same data.
@@ -50,7 +50,7 @@ def issues(model, *, steps=30, each=5, to_eval=True, to_train=True, quiet=0, aft
                 model(x)
         model.train(to_train)
 
-    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+    with Exporter(model, backends=[MemoryWriter()], every=every, strict=True).watch() as exporter:
         for step in range(steps):
             optimizer.zero_grad()
             out = model(x)
@@ -117,9 +117,10 @@ def test_the_wrong_mode_is_told_of_with_the_layers_that_act():
     assert issues(Net(), to_train=False) == [("training in evaluation mode", "drop")]
 
 
-def test_passes_without_gradients_in_each_step_are_no_evaluation():
-    """Pseudo-labels are made in training mode."""
-    assert issues(Net(), each=0, quiet=2) == []
+@pytest.mark.parametrize("every", [1, 5])
+def test_passes_without_gradients_in_each_step_are_no_evaluation(every):
+    """Pseudo-labels are made in training mode, and samples for a critic, however few of the steps are recorded."""
+    assert issues(Net(), each=0, quiet=2, steps=60, every=every) == []
 
 
 def test_a_model_without_dropout_may_be_in_any_mode():

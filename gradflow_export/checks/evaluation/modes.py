@@ -110,7 +110,8 @@ class WrongMode(Check):
         names, passes = _above(record, fact)
         episodes = _episodes(history.at_sites(fact))
         if names and len(episodes) >= self.episodes and history.seen >= 5:
-            recent = record.step - episodes[0] + 1
+            # Of steps that are not recorded nobody knows what came before them.
+            recent = int((history.run("loss").steps >= episodes[0]).sum())
             if len(episodes) <= self.often * recent:
                 yield _finding(
                     Severity.MEDIUM,
@@ -118,8 +119,8 @@ class WrongMode(Check):
                     passes,
                     0.0,
                     f"{number(passes)} passes without gradients before this step, as in {len(episodes)} of the last "
-                    f"{recent} steps, ran in training mode: {some(names)} apply dropout, or use and update batch "
-                    "statistics.",
+                    f"{recent} recorded steps, ran in training mode: {some(names)} apply dropout, or use and update "
+                    "batch statistics.",
                     "call model.eval() before evaluation and model.train() after it.",
                     "evaluation in training mode",
                     episodes[0],
