@@ -35,7 +35,6 @@ TAKEN_AWAY = "gradient taken away"
 
 _DECAYED, _FADED = 1e-2, 1e-5
 """Shares of its maximum, and of the weights, below which a learning rate and an update leave weights as they are."""
-_MISSING = np.float32(np.nan)
 _SHUT = ("activation.zero_share", "activation.saturated_share")
 
 
@@ -45,9 +44,9 @@ class Stagnation(Rule):
 
     Checksums of all entries are compared, so changes by a moving average, a copy or another optimizer also count. Not
     reported: a gradient that is zero by invariance, meaning exactly 0 or below ``invariant`` of the other gradients of
-    its module while those parameters learn (the key bias of attention, a convolution's bias before BatchNorm); and a
-    gradient that is zero because an activation blocks it, with all outputs 0 or saturated, which DEAD and SATURATION
-    report. The last exception does not apply to modules whose parameters are all 0.
+    its module while those parameters learn (the key bias of attention, a convolution's bias before BatchNorm, the last
+    bias where the loss is of derivatives alone); and a gradient that is zero because an activation blocks it, with all
+    outputs 0 or saturated, which DEAD and SATURATION report, but not in modules whose parameters are all 0.
 
     A gradient that becomes exactly 0 while another parameter of the module still gets one was cut off in
     ``forward()``; this is reported even if the momentum of the optimizer still changes the parameter.
@@ -131,6 +130,7 @@ class Stagnation(Rule):
         self, record: StepRecord, history: History, sites: tuple[str, ...], still: npt.NDArray[np.bool_]
     ) -> dict[str, tuple[str, ...]]:
         norms, rates = _at(record, "parameter.gradient_norm", sites), _at(record, "parameter.learning_rate", sites)
+        norms = np.where(np.isnan(norms) & np.isin(sites, [*connected(history, Wiring.VECTOR)]), 0.0, norms)
         loudest: dict[str, float] = {}
         for index in np.flatnonzero(~still & (norms > 0)):
             module = owner(sites[index])
@@ -302,7 +302,7 @@ def _at(record: StepRecord, metric: str, sites: tuple[str, ...]) -> FloatArray:
     """Return a metric at ``sites``, NaN where missing. Shape: ``[len(sites)]``."""
     reading = reading_of(record, metric)
     if reading.sites == sites:
-        return np.where(reading.present, reading.values, _MISSING)
+        return np.where(reading.present, reading.values, np.float32(np.nan))
     known = reading.as_dict()
     return np.array([np.nan if known.get(site) is None else known[site] for site in sites], dtype=np.float32)
 

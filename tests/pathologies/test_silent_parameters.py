@@ -98,6 +98,25 @@ def test_connected_layers_and_a_frozen_stranger_are_in_order(mistake):
     assert issues(model, adam(model)) == []
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_bias_that_a_loss_of_derivatives_does_not_know_is_in_order(bias):
+    """A score is the derivative of an energy, to which the last bias adds nothing; a weight that is cut off is told."""
+    model = nn.Sequential(nn.Linear(2, 16), nn.Softplus(), nn.Linear(16, 16), nn.Softplus(), nn.Linear(16, 1))
+    if not bias:
+        model.append(nn.Linear(1, 1))
+    optimizer = adam(model)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for _ in range(40):
+            x = torch.randn(64, 2, requires_grad=True)
+            (score,) = torch.autograd.grad(model[:5](x).sum(), x, create_graph=True)
+            optimizer.zero_grad()
+            (score + x.detach()).square().sum(1).mean().backward()
+            optimizer.step()
+        model(x)
+        found = [issue for issue in exporter.issues if issue.issue_type in {*KINDS, IssueType.STAGNATION}]
+    assert {issue.layer.split(".")[0] for issue in found} == (set() if bias else {"5"})
+
+
 def test_the_ways_in_which_an_optimizer_misses_the_model():
     """It holds a copy, a replaced layer, too little, a learning rate of 0, or its step is never called."""
     model = mlp()

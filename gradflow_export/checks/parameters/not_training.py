@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from gradflow_export.checks.parameters.chosen import beside_learning, chosen, kin_of, moved_since
 from gradflow_export.checks.parameters.passes import (
     ALONE,
     BLIND,
@@ -117,7 +118,7 @@ class NotTraining(Check):
     ) -> Iterable[Finding]:
         """Yield what is wrong since a change with the parameters it befell; readings before it are of another run."""
         ever = np.bitwise_or.reduce(codes[start:]) & LINKS | np.bitwise_or.reduce(codes) & ~LINKS
-        names = set(_chosen(series.sites, changed))
+        names = set(chosen(series.sites, changed))
         for found in self._since(record, history, series, ever, np.bitwise_and.reduce(codes[start:]), start):
             if names.issuperset(found.layers):
                 yield found
@@ -164,7 +165,7 @@ class NotTraining(Check):
 
     def _unowned(self, history: History, sites: tuple[str, ...], loose: BoolArray, ever: Codes) -> Iterable[Told]:
         waiting = loose & ((ever & Wiring.WAITING) > 0)
-        names = _chosen(sites, waiting)
+        names = chosen(sites, waiting)
         if names and history.seen >= self.rare:
             yield Told(
                 "optimizer never stepped",
@@ -176,7 +177,7 @@ class NotTraining(Check):
                 ),
                 False,
             )
-        names = _chosen(sites, loose & ~waiting)
+        names = chosen(sites, loose & ~waiting)
         if not names:
             return
         if history.run("wiring.orphans").last > 0:
@@ -211,17 +212,20 @@ class NotTraining(Check):
     ) -> Iterable[Told]:
         if (span < self.span and not since) or not cut.any() or not ((ever & Wiring.GRADIENT) > 0).any():
             return
-        moved = _moved(history.at_sites("parameter.weight_norm"), since)
+        moved = moved_since(history.at_sites("parameter.weight_norm"), since)
         called = dict(zip(sites, ((ever & Wiring.UNCALLED) == 0).tolist(), strict=True))
-        turns, beside = taking_turns(history, lost=not since), _kin(sites, ever, (ever & Wiring.GRADIENT) > 0)
+        turns, beside = taking_turns(history, lost=not since), kin_of(sites, ever, (ever & Wiring.GRADIENT) > 0)
         # What a router does not choose receives nothing: that tells nothing of a cut, however long it lasts.
-        sent = turns | {pattern(name) for name in _chosen(sites, (ever & Wiring.ROUTED) > 0)}
+        sent = turns | {pattern(name) for name in chosen(sites, (ever & Wiring.ROUTED) > 0)}
         norms = history.at_sites("parameter.gradient_norm")
-        learned = set(_chosen(norms.sites, norms.first > 0))
+        learned = set(chosen(norms.sites, norms.first > 0))
+        # A loss of derivatives, as a score is, knows no constant: a bias beside a weight that learns is not cut off.
+        spared = beside_learning(sites, (ever & Wiring.VECTOR) > 0, (ever & Wiring.GRADIENT) > 0) - learned
         names = tuple(
             name
-            for name in _chosen(sites, cut & ~follows(history, sites, ever))
+            for name in chosen(sites, cut & ~follows(history, sites, ever))
             if name not in moved
+            and name not in spared
             and (pattern(name) not in sent or (called[name] and name not in learned))
             and (span >= self.rare or pattern(name) not in (turns if called[name] else turns | beside))
         )
@@ -259,21 +263,17 @@ class NotTraining(Check):
         if history.seen < self.span or len(norms.steps) < self.span or shut(history) or history.run("loss").last == 0.0:
             return
         never = norms.present.all(axis=0) & (norms.values == 0).all(axis=0) & (norms.first == 0)
-        flat = set(_chosen(norms.sites, never))
-        living = set(_chosen(norms.sites, ~never & (norms.values > 0).any(axis=0)))
-        homes = {owner(site) for site in living}
+        flat = set(chosen(norms.sites, never))
+        living = set(chosen(norms.sites, ~never & (norms.values > 0).any(axis=0)))
         brief = _brief_cells(history)
         known = dict(zip(sites, ever.tolist(), strict=True))
         codes = np.array([known.get(site, 0) for site in norms.sites], dtype=np.int64)
-        kin = _kin(norms.sites, codes, ~never & (norms.values > 0).any(axis=0)) | taking_turns(history)
-        vectors = set(_chosen(norms.sites, (codes & Wiring.VECTOR) > 0))
+        kin = kin_of(norms.sites, codes, ~never & (norms.values > 0).any(axis=0)) | taking_turns(history)
+        spared = beside_learning(norms.sites, (codes & Wiring.VECTOR) > 0, np.isin(norms.sites, [*living]))
         names = tuple(
             site
-            for site in _chosen(sites, learning)
-            if site in flat
-            and not (site in vectors and owner(site) in homes)
-            and site not in brief
-            and pattern(site) not in kin
+            for site in chosen(sites, learning)
+            if site in flat and site not in spared and site not in brief and pattern(site) not in kin
         )
         gone = taken_away(history, names)
         yield from taken(names, gone)
@@ -302,7 +302,7 @@ def _hidden(history: History, readings: int) -> Iterable[Told]:
     wanted = Wiring.TRAINABLE | Wiring.GRADIENT
     loose = ((ever & wanted) == wanted) & ((ever & Wiring.OWNED) == 0)
     made = loose & ((ever & Wiring.MADE) > 0)
-    names = _chosen(series.sites, made)
+    names = chosen(series.sites, made)
     if names:
         yield Told(
             "made in forward",
@@ -310,7 +310,7 @@ def _hidden(history: History, readings: int) -> Iterable[Told]:
             "they are created in each forward pass with new random weights, which are then discarded",
             f"create {names[0].rpartition('.')[2]} once, in __init__, and call it in forward().",
         )
-    names = _chosen(series.sites, loose & ~made)
+    names = chosen(series.sites, loose & ~made)
     if names:
         holder = re.split(r"[\[ ]", names[0])[0]
         yield Told(
@@ -325,7 +325,7 @@ def _hidden(history: History, readings: int) -> Iterable[Told]:
 
 
 def _rateless(sites: tuple[str, ...], still: BoolArray, total: int) -> Iterable[Told]:
-    names = _chosen(sites, still)
+    names = chosen(sites, still)
     if names:
         yield Told(
             ZERO_RATE,
@@ -373,25 +373,8 @@ def _frozen(sites: tuple[str, ...], frozen: BoolArray, trained: BoolArray, ever:
         )
 
 
-def _chosen(sites: tuple[str, ...], flags: BoolArray) -> tuple[str, ...]:
-    return tuple(sites[index] for index in np.flatnonzero(flags))
-
-
 def _brief_cells(history: History) -> set[str]:
     """Return the recurrent weights of cells that were never called more than twice in a step."""
     calls = history.at_sites("layer.cell_calls")
     most = np.where(calls.present, calls.values, 0.0).max(axis=0, initial=0.0)
     return {f"{site}.weight_hh".lstrip(".") for site, count in zip(calls.sites, most, strict=True) if 0 < count <= 2}
-
-
-def _kin(sites: tuple[str, ...], codes: Codes, flags: BoolArray) -> set[str]:
-    """Return the patterns of flagged sites in lists whose members stand side by side: a router may choose of them."""
-    return {pattern(name) for name in _chosen(sites, flags & ((codes & Wiring.BESIDE) > 0))}
-
-
-def _moved(weights: SiteSeries, since: int) -> set[str]:
-    """Return the parameters whose norm changed between any two readings from a step on."""
-    late = weights.steps >= since
-    values, present = weights.values[late], weights.present[late]
-    both = present[1:] & present[:-1]
-    return set(_chosen(weights.sites, (both & (values[1:] != values[:-1])).any(axis=0)))

@@ -1,0 +1,35 @@
+"""Names of parameters by what their connections are like."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradflow_export.records.evidence import Wiring
+from gradflow_export.records.sites import pattern
+from gradflow_export.records.step_record import BoolArray
+from gradflow_export.rules.history import SiteSeries
+from gradflow_export.rules.signals import Codes, owner
+
+
+def chosen(sites: tuple[str, ...], flags: BoolArray) -> tuple[str, ...]:
+    """Return the names of flagged parameters."""
+    return tuple(sites[index] for index in np.flatnonzero(flags))
+
+
+def kin_of(sites: tuple[str, ...], codes: Codes, flags: BoolArray) -> set[str]:
+    """Return the patterns of flagged sites in lists whose members stand side by side: a router may choose of them."""
+    return {pattern(name) for name in chosen(sites, flags & ((codes & Wiring.BESIDE) > 0))}
+
+
+def beside_learning(sites: tuple[str, ...], vectors: BoolArray, learning: BoolArray) -> set[str]:
+    """Return the vectors of modules of which another parameter learns."""
+    homes = {owner(site) for site in chosen(sites, learning)}
+    return {site for site in chosen(sites, vectors) if owner(site) in homes}
+
+
+def moved_since(weights: SiteSeries, since: int) -> set[str]:
+    """Return the parameters whose norm changed between any two readings from a step on."""
+    late = weights.steps >= since
+    values, present = weights.values[late], weights.present[late]
+    both = present[1:] & present[:-1]
+    return set(chosen(weights.sites, (both & (values[1:] != values[:-1])).any(axis=0)))
