@@ -73,7 +73,7 @@ class InputInstrument(Reader):
         self._passes, self._every, self._turn = 0, 1, 0
         self._beside = False  # whether a loss came that another network took part in: it may make the data of others
         self._remembered, self._inputs = dict[str, Remembered](), Remembered()
-        self._ends: dict[str, LastSteps] = {}
+        self._ends: dict[tuple[str, str], LastSteps] = {}
         self._draws = Draws()
         self._answers = Answers(guard=self._guard, code=self._code)
 
@@ -304,7 +304,7 @@ class InputInstrument(Reader):
                 self._take_columns(found, layer.name, [some_rows(x)] * 2, parts[-1], 1)
 
     def _take_columns(self, found: Found, site: str, ends: list[Tensor], y: Tensor, steps: int) -> None:
-        take = self._ends.setdefault(site, LastSteps()).take
+        take = self._ends.setdefault((found.site, site), LastSteps()).take
         read = partial(take, site, ends[0].shape[1], steps, numbers=found.kind not in PICKED)
         values = torch.cat([*(end.to(y.device, torch.float32) for end in ends), y.to(torch.float32)], dim=1)
         self._out.append(ClueSample("target.column", site, values.contiguous(), read))

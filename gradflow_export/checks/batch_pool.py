@@ -114,10 +114,10 @@ class Remembered:
             out["loss.affine_depth"] = float(length)
             out["loss.idle_activations"] = float(found.idle)
             out["loss.affine_norms"] = float(sum(straight.normalised for straight in run[:-1]))
+        if out:
+            out.update(self._copies(found))
         told = {metric: {found.site: value} for metric, value in out.items() if not math.isnan(value)}
         told.update(parts_of(found.site, self._parts))
-        if out:
-            told.update({metric: {found.input_site: value} for metric, value in self._copies(found).items()})
         if length > 1:
             told["layer.row"] = {straight.name: float(length) for straight in run}
         if found.pairs and found.bends:

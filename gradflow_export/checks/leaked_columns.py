@@ -42,7 +42,7 @@ def copies(x: Floats, y: Floats, steps: tuple[int, int], *, numbers: bool, timed
     A column counts that follows from the target in every sample by one factor and one offset, or columns of which each
     is 1 for one class alone. In rows that are steps of a sequence it must be one of the last step, for what came before
     may be what is to be remembered; windows of one series end too late wherever they hold the target, but for a series
-    of which each step tells the others. Several targets must all be there.
+    of which each step tells the others. Of several numbers one is enough; classes must all be there.
 
     Args:
         x: Inputs. Shape: ``[n, inputs]``.
@@ -64,8 +64,8 @@ def copies(x: Floats, y: Floats, steps: tuple[int, int], *, numbers: bool, timed
     classes = [] if numbers else [(y[:, 0] == label).astype(np.float64) for label in distinct(y)[:CLASSES]]
     for wanted in ([*y.T], classes):
         found = [_copy(x, column, places, share, numbers=numbers, window=window) for column in wanted]
-        if found and min(found) >= 0:
-            return found[0], len(x)
+        if found and (max(found) if numbers else min(found)) >= 0:
+            return max(found), len(x)
     return -1, len(x)
 
 
@@ -197,7 +197,7 @@ class LeakedTarget(Check):
                         ("input",),
                         rows,
                         float(self.samples),
-                        f"Column {number(column)} of the inputs{f' of {site}' if site else ''} equals the target, in "
+                        f"Column {number(column)} of the inputs equals the target{f' ({site})' if site else ''}, in "
                         f"each of {number(rows)} different samples: the model copies the target from its input.",
                         f"remove it from the inputs, x = torch.cat([x[:, :{int(column)}], x[:, {int(column)} + 1:]], "
                         "dim=1), or end the window one step before the target; remove any other feature derived from "

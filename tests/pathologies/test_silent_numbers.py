@@ -109,6 +109,27 @@ def test_a_class_among_the_inputs_leaks(seed):
         assert [issue.issue_type for issue in found] == [IssueType.LEAKAGE] * (x.shape[1] == 7)
 
 
+@SEEDS
+@pytest.mark.parametrize("first", [True, False])
+def test_one_target_of_several_leaks(first, seed):
+    """Of two tasks, whichever comes first, and of two numbers of one task."""
+    torch.manual_seed(seed)
+    x = torch.randn(1_000, 12)
+    labels = (x[:, 0] * x[:, 1] > 0).long()
+    numbers = torch.stack([x[:, 7], x[:, 1] * x[:, 2]], dim=1)
+    model = nn.ModuleDict({"body": nn.Linear(12, 24), "label": nn.Linear(24, 2), "value": nn.Linear(24, 2)})
+
+    def one():
+        rows = torch.randint(0, len(x), (32,))
+        h = F.relu(model["body"](x[rows]))
+        both = F.cross_entropy(model["label"](h), labels[rows]), F.mse_loss(model["value"](h), numbers[rows])
+        return both[first] + both[not first]
+
+    (issue,) = told(model, one)
+    assert issue.issue_type is IssueType.LEAKAGE
+    assert "Column 7 of the inputs equals the target (value)" in issue.message
+
+
 def honest(name):
     """Return inputs and targets that look like a leak and are none."""
     x = torch.randn(1_000, 8)
