@@ -120,8 +120,8 @@ class Vanishing(Rule):
         advice = (
             f"add a skip connection (x + block(x)) or a LayerNorm before the blocks from {layers[0]} on"
             + (f", or scale their initial weights by about {number(1.0 / typical)}" if 0 < typical < 1 else "")
-            + "; where Sigmoid or Tanh saturates, use ReLU or GELU with nn.init.kaiming_normal_(layer.weight). If a norm "
-            "is applied after the addition (Post-LN), move it before the block, x + block(norm(x)), or warm up "
+            + "; where Sigmoid or Tanh saturates, use ReLU or GELU with nn.init.kaiming_normal_(layer.weight). If a "
+            "norm is applied after the addition (Post-LN), move it before the block, x + block(norm(x)), or warm up "
             "the learning rate."
         )
         return Finding(IssueType.VANISHING, severity, layers, value, threshold, message, advice)
