@@ -13,10 +13,12 @@ from gradflow_export.autograd_graph.layer_graph import Straight
 from gradflow_export.checks.layers.redundant import Pair
 from gradflow_export.metrics.answers import meant, pulled
 from gradflow_export.metrics.constants import Kind
-from gradflow_export.records.loss_mistakes import MANY_LABELS, MAXIMISED, OUT_OF_REACH, TARGETS_NO_SHARE
+from gradflow_export.records.loss_mistakes import MANY_LABELS, MAXIMISED, ONE_NUMBER, OUT_OF_REACH, TARGETS_NO_SHARE
 from gradflow_export.records.statistics import median
 
 Floats = npt.NDArray[np.float64]
+ROUNDING = 1e-5
+"""Difference of equal targets, as a share of the greatest: some are known from a difference alone."""
 OUTPUTS = 64
 """Most columns of targets that are kept of an answer."""
 
@@ -194,6 +196,10 @@ def mistakes_of(found: Found, x: Floats, targets: Floats) -> dict[str, float]:
         return {TARGETS_NO_SHARE: outside} if outside > 0 else {}
     if found.kind not in {"squared", "absolute", "huber"}:
         return {}
+    # Up to rounding: where only a difference is kept, targets were computed from it.
+    alike = np.ptp(targets, axis=1).max() <= ROUNDING * np.abs(targets).max() < np.ptp(targets[:, 0])
+    if targets.shape[1] > 1 and alike and found.own and found.whole:
+        return {ONE_NUMBER: float(targets.shape[1])}
     beyond = np.maximum(found.reach[0] - targets, 0.0) + np.maximum(targets - found.reach[1], 0.0)
     size = float(targets.var()) or float(np.square(targets).mean())
     share = float(np.square(beyond).mean()) / size if size > 0 else 0.0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.checks.answer_reader import Aims, Found, mistakes_of
+from gradflow_export.checks.answer_reader import ROUNDING, Aims, Found, mistakes_of
 from gradflow_export.checks.layers.redundant import row_length
 from gradflow_export.checks.leaked_columns import copies
 from gradflow_export.checks.unlearned_part import BEHIND, parts_of
@@ -56,8 +56,6 @@ LABELS = 32
 """Fewest labels of a margin loss that are judged."""
 PER_CLASS = 12
 """Least number of samples of a typical class with which a dependence shows."""
-ROUNDING = 1e-5
-"""Difference of equal targets, as a share of the greatest: some are known from a difference alone."""
 _ODD = MappingProxyType({"turned": WEIGHTS_TURNED, "far": WEIGHTS_FAR})
 BUCKETS = 64
 """Words are counted by their number modulo this."""

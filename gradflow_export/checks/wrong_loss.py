@@ -34,20 +34,17 @@ class _Told(NamedTuple):
 
 _TOLD: Mapping[str, _Told] = MappingProxyType(
     {
-        known.SOFTMAX_BEFORE_CE: _Told(
-            message="The cross-entropy, which takes logits, is given the result of a softmax: it cannot "
-            "fall below {0}.",
-            advice=_CE_TAKES_LOGITS,
-        ),
-        known.SIGMOID_BEFORE_CE: _Told(
-            message="The cross-entropy, which takes logits, is given the result of a sigmoid: it cannot "
-            "fall below {0}.",
-            advice=_CE_TAKES_LOGITS,
-        ),
-        known.TANH_BEFORE_CE: _Told(
-            message="The cross-entropy, which takes logits, is given the result of a tanh: it cannot fall below {0}.",
-            advice=_CE_TAKES_LOGITS,
-        ),
+        **{
+            mistake: _Told(
+                f"The cross-entropy, which takes logits, is given the result of a {what}: it cannot fall below {{0}}.",
+                _CE_TAKES_LOGITS,
+            )
+            for mistake, what in (
+                (known.SOFTMAX_BEFORE_CE, "softmax"),
+                (known.SIGMOID_BEFORE_CE, "sigmoid"),
+                (known.TANH_BEFORE_CE, "tanh"),
+            )
+        },
         known.RELU_BEFORE_CE: _Told(
             message="A ReLU between the last layer and the cross-entropy sets the target's logit to 0 for a "
             "fraction of {0} of the samples: no gradient passes there.",
@@ -141,6 +138,12 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             message="Predictions and targets have different shapes and were broadcast to all {0} x {0} pairs: the "
             "best prediction is then one number for all samples.",
             advice="make the shapes equal: criterion(outputs.squeeze(-1), targets), or targets.unsqueeze(-1).",
+        ),
+        known.ONE_NUMBER: _Told(
+            message="Each of the {0} outputs for a sample is compared with one and the same number, by broadcasting: "
+            "all of them learn to say the same.",
+            advice="take the output that is meant: outputs.gather(1, actions[:, None]); or give the last layer one "
+            "output, or the targets a column for each.",
         ),
         known.OUT_OF_REACH: _Told(
             message="Targets lie outside the range of the output activation: a fraction of {0} of their variance "
@@ -268,8 +271,8 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
 
 
 _LESSER = frozenset((
-    known.COSINES_IN_CE, known.DRAWN_TOGETHER, known.FOCAL_OF_MEAN, known.MANY_LABELS, known.OWN_POSITIVES,
-    known.PENALTY_TURNED, known.RELU_BEFORE_CE, known.WEIGHTS_TURNED, known.WEIGHTS_FAR,
+    known.COSINES_IN_CE, known.DRAWN_TOGETHER, known.FOCAL_OF_MEAN, known.MANY_LABELS, known.ONE_NUMBER,
+    known.OWN_POSITIVES, known.PENALTY_TURNED, known.RELU_BEFORE_CE, known.WEIGHTS_TURNED, known.WEIGHTS_FAR,
 ))  # fmt: skip
 
 

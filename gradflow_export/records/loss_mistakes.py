@@ -23,6 +23,7 @@ SWAPPED = "predictions and targets swapped"
 TWICE = "probabilities of probabilities"
 POSITIONS_MIXED = "classes of several positions"
 BROADCAST = "predictions and targets broadcast"
+ONE_NUMBER = "one number for all outputs"
 OUT_OF_REACH = "targets out of reach"
 TARGETS_NO_SHARE = "targets outside 0 to 1"
 MAXIMISED = "loss is maximised"
@@ -68,6 +69,7 @@ MISTAKES = (
     TWICE,
     POSITIONS_MIXED,
     BROADCAST,
+    ONE_NUMBER,
     OUT_OF_REACH,
     TARGETS_NO_SHARE,
     MAXIMISED,

@@ -71,6 +71,12 @@ def by_hand(out, y):
     return ((out - y) ** 2).mean()
 
 
+def quantiles(out, y):
+    """Return the loss of three quantiles of one number."""
+    error, share = y[:, None] - out, torch.tensor([0.1, 0.5, 0.9])
+    return (0.5 * error.abs() + (share - 0.5) * error).mean()
+
+
 def chosen(p, y):
     return -torch.log(p.gather(1, y[:, None]) + 1e-8).mean()
 
@@ -122,6 +128,8 @@ WRONG = {
     "broadcast": ((6, 16, 1), None, F.mse_loss, plane),
     "broadcast by hand": ((6, 16, 1), None, by_hand, plane),
     "broadcast L1": ((6, 16, 1), None, F.l1_loss, plane),
+    "one number for all outputs": ((6, 16, 3), None, lambda out, y: F.mse_loss(out, y[:, None]), plane),
+    "one number for all outputs by hand": ((6, 16, 3), None, lambda out, y: by_hand(y[:, None], out), plane),
     "ReLU cannot reach": ((6, 16, 1), nn.ReLU(), squared, plane),
     "sigmoid cannot reach": ((6, 16, 1), nn.Sigmoid(), squared, plane),
     "softmax of a softmax": (
@@ -254,6 +262,9 @@ RIGHT = {
     "regression by hand": ((6, 16, 1), None, lambda out, y: by_hand(out.squeeze(1), y), plane),
     "sigmoid that reaches": ((6, 16, 1), nn.Sigmoid(), lambda out, y: squared(out, y.sigmoid()), plane),
     "one target for all": ((6, 16, 1), None, lambda out, y: F.mse_loss(out, torch.zeros(1).expand_as(out)), plane),
+    "quantiles": ((6, 16, 3), None, quantiles, plane),
+    "the output that is meant": ((6, 16, 3), None, lambda out, y: by_hand(out.gather(1, (y[:, None] > 0).long()), y[:, None]), plane),
+    "a column each": ((6, 16, 3), None, lambda out, y: by_hand(out, y[:, None] * torch.tensor([1.0, -2.0, 0.5])), plane),
     "pairwise distances": ((6, 16, 1), None, lambda out, y: (out - out.T).square().mean() + squared(out, y), plane),
 }  # fmt: skip
 
