@@ -35,6 +35,8 @@ ENTRIES = 256
 """Evenly spaced entries of a weight that are compared with those of its siblings."""
 JOINED = 2**14
 """Entries of a weight that is joined with others of its shape, so that one call reads them all."""
+ALIKE = 0.01
+"""Greatest difference of the gradients of copies, as a share of them: rounding, which updates may enlarge."""
 KEYS = 4
 """Numbers of each row that are compared instead of its entries."""
 NEIGHBOURS = 8
@@ -138,8 +140,16 @@ class InitialInstrument(Reader):
             return torch.full((), torch.nan, dtype=torch.float64, device=weight.device)
         flat = weight.reshape(weight.shape[0], -1)
         flat = flat[:: -(-flat.shape[0] // ENTRIES), :: -(-flat.shape[1] // ENTRIES)]
-        parted = _parting(flat, level)
-        return torch.minimum(parted, _parting(flat.t(), level)) if name in self._own else parted
+        parted, gradient = _parting(flat, level), weight.grad
+        if name not in self._own:
+            return parted
+        parted = torch.minimum(parted, _parting(flat.t(), level))
+        if gradient is None or gradient.layout is not torch.strided:
+            return parted
+        # Of numbers that are no weights of units, such as scales, all may rise: they are copies if all rise alike.
+        rows = gradient.reshape(gradient.shape[0], -1)
+        alike = torch.minimum(_parting(rows, 0.0), _parting(rows.t(), 0.0)) <= ALIKE
+        return torch.where(alike, parted, torch.nan)
 
     def _held(self) -> list[tuple[str, Tensor]]:
         held = [(name, reference()) for name, reference in self._weights.items()]
@@ -220,7 +230,7 @@ def _rounding(dtype: torch.dtype) -> float:
     return 2 * eps if eps > ROUNDING else 0.0
 
 
-def _parting(rows: Tensor, level: Tensor) -> Tensor:
+def _parting(rows: Tensor, level: Tensor | float) -> Tensor:
     """Return how far rows are from their mean, as a share of how far they are from where they began.
 
     Args:

@@ -291,11 +291,18 @@ def is_compiled(model: nn.Module) -> bool:
     return wrapped or torch_private.compiles_calls(unwrap(model))
 
 
+_GIVEN_OUT: set[Path] = set()
+_GIVING_OUT = threading.Lock()
+
+
 def default_logdir(model: nn.Module) -> Path:
-    """Return ``runs/<date>_<time>_<model class>``, with a number when that exists already."""
+    """Return ``runs/<date>_<time>_<model class>``, with a number when that exists, or another exporter here has it."""
     stem = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{type(model).__name__}"
     candidates = (Path("runs") / (stem if n == 1 else f"{stem}_{n}") for n in range(1, 10_000))
-    return next(path for path in candidates if not path.exists())
+    with _GIVING_OUT:
+        found = next(path for path in candidates if path.absolute() not in _GIVEN_OUT and not path.exists())
+        _GIVEN_OUT.add(found.absolute())
+    return found
 
 
 @functools.cache

@@ -133,6 +133,28 @@ def test_layers_of_somebodys_own(make, cause):
     assert found == ([] if cause is None else [cause])
 
 
+class Splats(nn.Module):
+    """Blobs of which each has a place and two widths; all widths begin alike, as none of them is the weight of a unit."""
+
+    def __init__(self, axes):
+        super().__init__()
+        self.place, self.width = nn.Parameter(torch.rand(40, axes)), nn.Parameter(torch.full((40, axes), -2.0))
+
+    def forward(self, grid):
+        return torch.exp(-((grid[:, None] - self.place) * torch.exp(-self.width)).square().sum(2)).sum(1)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+@pytest.mark.parametrize("axes", [2, 3])
+def test_scales_that_begin_at_one_number(axes, kind):
+    """All of them are to shrink at first, and yet none is a copy of another."""
+    torch.manual_seed(0)
+    grid = torch.rand(200, axes)
+    picture = Splats(axes)(grid).detach() / 4
+    model = Splats(axes)
+    assert told(model, lambda _: (model(grid) - picture).square().mean(), kind=kind) == []
+
+
 @pytest.mark.parametrize("steep", [True, False])
 def test_sines_that_are_too_steep(steep):
     """Sines of thirty times a layer's output, whose weights are not drawn thirty times smaller, turn all over."""
