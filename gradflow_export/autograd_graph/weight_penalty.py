@@ -14,7 +14,8 @@ Node = Any
 _MOST = 4096
 _SUMS = SHAPES | frozenset((Op.ADD, Op.CAT, Op.MEAN, Op.NEG, Op.RSUB, Op.STACK, Op.SUB, Op.SUM, Op.UNBIND))
 _SIZES = frozenset((Op.ABS, Op.LINALG_VECTOR_NORM, Op.MSE_LOSS, Op.MUL, Op.NORM, Op.POW, Op.SQRT))
-_WITHIN = _SUMS | _SIZES | frozenset((Op.BMM, Op.LEAF, Op.MM))
+_PRODUCTS = frozenset((Op.BMM, Op.MM))
+_WITHIN = _SUMS | _SIZES | _PRODUCTS | frozenset((Op.LEAF,))
 
 
 def weights_that_grow(root: Any) -> Node:
@@ -48,4 +49,6 @@ def _is_size(node: Node) -> bool:
         return False
     made = sources_in(node, _MOST) or {}  # nothing is proven of a graph that is too long
     weights = [each.variable for each in made if kind_of(each) == Op.LEAF]
-    return any(weight.dim() > 1 for weight in weights) and all(kind_of(each) in _WITHIN for each in made)
+    # A product with what has no graph is what a model makes of data.
+    own = all(kind_of(each) in _WITHIN and (kind_of(each) not in _PRODUCTS or all(inputs(each))) for each in made)
+    return own and any(weight.dim() > 1 for weight in weights)

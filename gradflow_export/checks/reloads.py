@@ -25,6 +25,7 @@ from gradflow_export.records.step_record import RUN_SITE, IssueType, Severity, S
 from gradflow_export.rules.base import Check, Finding, number
 from gradflow_export.rules.evidence import falls_again, seen
 from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import solved
 
 FOLLOWED = 4
 ENTRIES = 256
@@ -162,7 +163,8 @@ class Reloaded(Check):
     Not reported:
         A new optimizer for the reset weights, as for the next fold of a cross-validation; a single reset; weights that
         are written for an evaluation and put back; slow weights that follow the others, as of Lookahead; writes after
-        which some entries keep their change, as where others are pruned or clamped; a loss that falls all the same.
+        which some entries keep their change, as where others are pruned or clamped; a loss that falls all the same, or
+        has fallen to a tenth of its first value.
 
     Attributes:
         stayed: Maximum fraction of the change since the last write that remains.
@@ -180,7 +182,9 @@ class Reloaded(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge what was kept at the last writes."""
         kept = seen(record, "wiring.kept")
-        if kept is None or not kept <= self.stayed or falls_again(history, record.step - history.seen // 2):
+        if kept is None or not kept <= self.stayed or solved(history):  # nothing is left to move towards
+            return ()
+        if falls_again(history, record.step - history.seen // 2):
             return ()
         return (
             Finding(

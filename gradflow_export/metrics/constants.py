@@ -153,7 +153,9 @@ def with_squares(targets: Floats) -> Floats:
 
 
 def attained(kind: Kind, fit: Floats, targets: Floats) -> float:
-    """Return the mean loss of a fit to targets, or to a column for each class; NaN where its answers are no scores.
+    """Return the mean loss of a fit to targets, or to a column for each class; NaN where that is not known.
+
+    Not known: answers that are no scores, and classes without a column.
 
     Args:
         kind: As above.
@@ -164,7 +166,8 @@ def attained(kind: Kind, fit: Floats, targets: Floats) -> float:
         return float("nan")
     if kind == "classes":
         fit = np.clip(fit, LEAST_SHARE, 1.0 - LEAST_SHARE)
-        return float(-np.log((fit * targets).sum(axis=1) / fit.sum(axis=1)).mean())
+        picked = (fit * targets).sum(axis=1)  # 0 of a class that has no column
+        return float(-np.log(picked / fit.sum(axis=1)).mean()) if picked.all() else float("nan")
     return float(attained_losses(kind, fit, targets).mean())
 
 

@@ -18,3 +18,12 @@ def pattern(name: str) -> str:
     'blocks.#.conv1.weight'
     """
     return _INDEX.sub("#", name)
+
+
+def rows(name: str) -> list[tuple[str, str]]:
+    """Return for each list that a name lies in what the like of its other members have in common, and the member.
+
+    >>> rows("blocks.3.0.weight")
+    [('blocks.#.0.weight', 'blocks.3'), ('blocks.3.#.weight', 'blocks.3.0')]
+    """
+    return [(f"{name[: at.start()]}#{name[at.end() :]}", name[: at.end()]) for at in _INDEX.finditer(name)]

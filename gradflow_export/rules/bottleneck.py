@@ -60,6 +60,8 @@ class Bottleneck(Rule):
         first = dict(zip(norms.sites, norms.first.tolist(), strict=True))
         now = reading_of(record, "parameter.weight_norm").as_dict()
         for site, gain in zip(gains.sites, gains.first.tolist(), strict=True):
+            if owner(site) == block and gain == 0.0:  # begins at 0 on purpose, and lets more through at each step
+                return False
             if owner(site) == block:
                 size, began = now.get(site), first.get(site, math.nan)
                 return not gain * (size / began if size is not None and began > 0 else 1.0) >= self.usual

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from gradflow_export.records.evidence import Wiring
+from gradflow_export.records.sites import rows
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, BoolArray, IssueType, Reading, StepRecord
 from gradflow_export.rules.history import History
@@ -55,6 +57,50 @@ def taken_away(history: History, names: Iterable[str]) -> set[str]:
     gone = kept.present.any(axis=0) & (kept.values[last, np.arange(len(kept.sites))] == 0) if len(last) else last
     modules = {kept.sites[index].rpartition(".")[0] for index in np.flatnonzero(gone)}
     return {name for name in names if name.rpartition(".")[0] in modules}
+
+
+def answered(history: History, share: float = 0.01) -> bool:
+    """Whether every loss whose targets are known is next to nothing against that of the best constant prediction.
+
+    Args:
+        history: Holds ``loss.over_constant``.
+        share: Below which nothing is left to learn.
+    """
+    known = history.at_sites("loss.over_constant")
+    run = history.run("loss.over_constant").values[-5:]
+    last = [past(history, "loss.over_constant", site)[-5:] for site in known.sites] or [run]
+    return all(len(values) == 5 and float(values.max()) < share for values in last)
+
+
+def unneeded(sites: tuple[str, ...], codes: npt.NDArray[np.int64]) -> set[str]:
+    """Return the parameters that a sound loss may leave without a gradient while others of their block get one.
+
+    A loss of derivatives, as a score is, knows no constant: a bias beside a weight that learns is not cut off. And what
+    the last of a row of blocks makes for the next one has nowhere to go.
+
+    Args:
+        sites: Parameters, in the order of the model.
+        codes: Their :class:`~gradflow_export.records.evidence.Wiring`. Shape: ``[len(sites)]``.
+    """
+    reached = dict(zip(sites, ((codes & Wiring.GRADIENT) > 0).tolist(), strict=True))
+    learning = [site for site in sites if reached[site]]
+    homes = {site.rpartition(".")[0] for site in learning}
+    blocks = {member for site in learning for _, member in rows(site)}
+    alike: dict[str, list[str]] = {}
+    for site in sites:
+        for row, _ in rows(site):
+            alike.setdefault(row, []).append(site)
+    ends = {(row, last) for row, (*before, last) in alike.items() if before and all(map(reached.__getitem__, before))}
+    vectors = {sites[index] for index in np.flatnonzero(codes & Wiring.VECTOR)}
+    return {
+        site
+        for site in sites
+        if not reached[site]
+        and (
+            (site in vectors and site.rpartition(".")[0] in homes)
+            or any((row, site) in ends and member in blocks for row, member in rows(site))
+        )
+    }
 
 
 def fall(values: Floats, at: int | None = None) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import fall, fell, none_better
+from gradflow_export.rules.evidence import answered, fall, fell, none_better
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import agreement, first_step, margin, margins, steps_of_layers
 from gradflow_export.rules.signals import AGAIN, converged, solved, stuck, warms_up
@@ -122,7 +122,8 @@ class LearningRate(Rule):
             return tuple(self._short(record, history, first, now))
         if not (first > 0 and np.isfinite(first)):
             return ()
-        slow = (self._decayed, self._short) if not (converged(history) or fall(-past) >= RISING) else ()
+        done = converged(history) or answered(history) or fall(-past) >= RISING
+        slow = () if done else (self._decayed, self._short)
         too_slow = (each for rule in slow for each in rule(record, history, first, now))
         return (*self._large(history, first, now), *too_slow)[:1]
 

@@ -16,7 +16,7 @@ from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import FloatArray, Issue, IssueType, Reading, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import columns_of, only, reading_of, taken_away
+from gradflow_export.rules.evidence import columns_of, only, reading_of, taken_away, unneeded
 from gradflow_export.rules.history import History, SiteSeries, unread, unread_at
 from gradflow_export.rules.sampled import likely
 from gradflow_export.rules.signals import connected, connections, converged, follows, lately, owner, taking_turns
@@ -130,7 +130,6 @@ class Stagnation(Rule):
         self, record: StepRecord, history: History, sites: tuple[str, ...], still: npt.NDArray[np.bool_]
     ) -> dict[str, tuple[str, ...]]:
         norms, rates = _at(record, "parameter.gradient_norm", sites), _at(record, "parameter.learning_rate", sites)
-        norms = np.where(np.isnan(norms) & np.isin(sites, [*connected(history, Wiring.VECTOR)]), 0.0, norms)
         loudest: dict[str, float] = {}
         for index in np.flatnonzero(~still & (norms > 0)):
             module = owner(sites[index])
@@ -351,8 +350,9 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
 def _leave_followers(reasons: dict[str, tuple[str, ...]], history: History) -> None:
     """Take out target networks and the like, which get no gradient on purpose."""
     wiring = history.at_sites("connection.state")
-    following = follows(history, wiring.sites, np.bitwise_or.reduce(connections(wiring), axis=0))
-    resting = {wiring.sites[index] for index in np.flatnonzero(following)}
+    ever = np.bitwise_or.reduce(connections(wiring), axis=0)
+    following = follows(history, wiring.sites, ever)
+    resting = {wiring.sites[index] for index in np.flatnonzero(following)} | unneeded(wiring.sites, ever)
     for why in (NO_GRADIENT, NOT_OWNED) if resting else ():
         reasons[why] = tuple(site for site in reasons.get(why, ()) if site not in resting)
 

@@ -117,7 +117,7 @@ class ModeInstrument(Reader):
         gradients = torch.is_grad_enabled()
         if module.training:
             self._training += gradients
-            self._quiet += not gradients
+            self._quiet += not gradients and not _estimates(module)
             self._sizes.due |= gradients
             if gradients and self._sizes.waits:
                 self._sizes.go_on()
@@ -333,6 +333,11 @@ def unmeasured(model: nn.Module) -> tuple[str, ...]:
         and bool((module.running_var == 1).all())
     ]
     return tuple(found[:SHOWN])
+
+
+def _estimates(model: nn.Module) -> bool:
+    """Whether batch statistics are being averaged over all of the data, as ``torch.optim.swa_utils.update_bn`` does."""
+    return any(isinstance(module, torch_private.BatchNorm) and module.momentum is None for module in model.modules())
 
 
 def _states(model: nn.Module) -> list[Tensor]:

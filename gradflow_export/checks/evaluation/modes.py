@@ -114,7 +114,9 @@ class WrongMode(Check):
             recent = int((history.run("loss").steps >= episodes[0]).sum())
             if len(episodes) <= self.often * recent:
                 yield _finding(
-                    Severity.MEDIUM,
+                    Severity.MEDIUM
+                    if supervised(history)
+                    else Severity.LOW,  # a policy samples, and so does a generator
                     names,
                     passes,
                     0.0,

@@ -8,7 +8,7 @@ from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import BoolArray
 from gradflow_export.rules.history import SiteSeries
-from gradflow_export.rules.signals import Codes, owner
+from gradflow_export.rules.signals import Codes
 
 
 def chosen(sites: tuple[str, ...], flags: BoolArray) -> tuple[str, ...]:
@@ -19,12 +19,6 @@ def chosen(sites: tuple[str, ...], flags: BoolArray) -> tuple[str, ...]:
 def kin_of(sites: tuple[str, ...], codes: Codes, flags: BoolArray) -> set[str]:
     """Return the patterns of flagged sites in lists whose members stand side by side: a router may choose of them."""
     return {pattern(name) for name in chosen(sites, flags & ((codes & Wiring.BESIDE) > 0))}
-
-
-def beside_learning(sites: tuple[str, ...], vectors: BoolArray, learning: BoolArray) -> set[str]:
-    """Return the vectors of modules of which another parameter learns."""
-    homes = {owner(site) for site in chosen(sites, learning)}
-    return {site for site in chosen(sites, vectors) if owner(site) in homes}
 
 
 def moved_since(weights: SiteSeries, since: int) -> set[str]:

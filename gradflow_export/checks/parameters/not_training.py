@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gradflow_export.checks.parameters.chosen import beside_learning, chosen, kin_of, moved_since
+from gradflow_export.checks.parameters.chosen import chosen, kin_of, moved_since
 from gradflow_export.checks.parameters.passes import (
     ALONE,
     BLIND,
@@ -25,7 +25,7 @@ from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 from gradflow_export.records.step_record import BoolArray, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import INVERTED_MASK, seen, taken_away
+from gradflow_export.rules.evidence import INVERTED_MASK, seen, taken_away, unneeded
 from gradflow_export.rules.history import History, SiteSeries
 from gradflow_export.rules.progress import ZERO_GRADIENT, ZERO_RATE, shut
 from gradflow_export.rules.signals import (
@@ -219,8 +219,7 @@ class NotTraining(Check):
         sent = turns | {pattern(name) for name in chosen(sites, (ever & Wiring.ROUTED) > 0)}
         norms = history.at_sites("parameter.gradient_norm")
         learned = set(chosen(norms.sites, norms.first > 0))
-        # A loss of derivatives, as a score is, knows no constant: a bias beside a weight that learns is not cut off.
-        spared = beside_learning(sites, (ever & Wiring.VECTOR) > 0, (ever & Wiring.GRADIENT) > 0) - learned
+        spared = unneeded(sites, ever) - learned
         names = tuple(
             name
             for name in chosen(sites, cut & ~follows(history, sites, ever))
@@ -265,15 +264,19 @@ class NotTraining(Check):
         never = norms.present.all(axis=0) & (norms.values == 0).all(axis=0) & (norms.first == 0)
         flat = set(chosen(norms.sites, never))
         living = set(chosen(norms.sites, ~never & (norms.values > 0).any(axis=0)))
+        homes = {owner(site) for site in living}
         brief = _brief_cells(history)
         known = dict(zip(sites, ever.tolist(), strict=True))
         codes = np.array([known.get(site, 0) for site in norms.sites], dtype=np.int64)
         kin = kin_of(norms.sites, codes, ~never & (norms.values > 0).any(axis=0)) | taking_turns(history)
-        spared = beside_learning(norms.sites, (codes & Wiring.VECTOR) > 0, np.isin(norms.sites, [*living]))
+        vectors = set(chosen(norms.sites, (codes & Wiring.VECTOR) > 0))
         names = tuple(
             site
             for site in chosen(sites, learning)
-            if site in flat and site not in spared and site not in brief and pattern(site) not in kin
+            if site in flat
+            and not (site in vectors and owner(site) in homes)
+            and site not in brief
+            and pattern(site) not in kin
         )
         gone = taken_away(history, names)
         yield from taken(names, gone)
