@@ -39,6 +39,7 @@ HIDDEN = -1e4
 _LEAST = 1e-6
 _EMBEDDINGS = frozenset((Op.EMBEDDING,))
 _PASSING = frozenset((Op.CLONE, Op.EXPAND, Op.NATIVE_DROPOUT, Op.RESHAPE_ALIAS, Op.TO_COPY, Op.UNSAFE_VIEW, Op.VIEW))
+_VIEWS = frozenset((Op.RESHAPE_ALIAS, Op.UNSAFE_VIEW, Op.VIEW))
 _SCALING = _PASSING | frozenset(
     (Op.ADD, Op.CLAMP, Op.DIV, Op.MASKED_FILL, Op.MUL, Op.NEG, Op.SUB, Op.TRANSPOSE, Op.WHERE)
 )
@@ -226,11 +227,38 @@ def across_samples(term: Term, graph: Graph, names: Mapping[int, str]) -> dict[s
         shape = shape_of(node) if kind_of(node) in {Op.SOFTMAX, Op.SAFE_SOFTMAX} else ()
         if len(shape) < 2 or dim_of(node) != 0 or shape[0] != count or count in shape[1:] or max(shape[1:]) == 1:
             continue
-        if term.behind in walk(
-            [node], step=lambda here: graph.takers.get(here, ()), into=lambda here: shape_of(here)[:1] == (count,)
-        ):
+        if leads(node, term.behind, graph, count):
             out[owner_below(node, names)] = float(count)
     return out
+
+
+def mixed_samples(term: Term, graph: Graph, names: Mapping[int, str]) -> dict[str, float]:
+    """Return the layers whose numbers a change of shape takes for other samples', with how many samples there are.
+
+    Of an array whose samples are not in the first dimension, rows are made that are samples up to the prediction.
+
+    Args:
+        term: A loss.
+        graph: All that is behind it.
+        names: Names of modules by the ``id`` of their parameters.
+    """
+    count = 0 if term.targets is None or term.targets.dim() < 1 else len(term.targets)
+    out: dict[str, float] = {}
+    for node in graph.nodes if count > 2 else ():
+        before = tuple(getattr(node, "_saved_self_sym_sizes", ())) if kind_of(node) in _VIEWS else ()
+        # A first dimension that is a multiple may hold samples, and another one be as long by chance.
+        if shape_of(node)[:1] != (count,) or count not in before[1:] or before[0] % count == 0 or before[0] == 1:
+            continue
+        if leads(node, term.behind, graph, count):
+            out[owner_below(node, names)] = float(count)
+    return out
+
+
+def leads(node: Node, end: Node, graph: Graph, count: int) -> bool:
+    """Return whether the rows of what a node made are those of the predictions, one for each sample all the way."""
+    return end in walk(
+        [node], step=lambda here: graph.takers.get(here, ()), into=lambda here: shape_of(here)[:1] == (count,)
+    )
 
 
 def across_queries(graph: Graph, names: Mapping[int, str]) -> dict[str, float]:

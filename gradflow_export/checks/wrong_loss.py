@@ -65,21 +65,19 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             "probabilities cannot be below 0.5, and the loss of a positive cannot fall below {0}.",
             advice=_BCE_TAKES_LOGITS,
         ),
-        known.SOFTMAX_BEFORE_BCE: _Told(
-            message="The binary cross-entropy with logits is given the result of a softmax: predicted "
-            "probabilities cannot be below 0.5.",
-            advice=_BCE_TAKES_LOGITS,
-        ),
         known.TANH_BEFORE_BCE: _Told(
             message="The binary cross-entropy with logits is given the result of a tanh: predicted probabilities "
             "stay between 0.27 and 0.73.",
             advice=_BCE_TAKES_LOGITS,
         ),
-        known.RELU_BEFORE_BCE: _Told(
-            message="The binary cross-entropy with logits is given the result of a ReLU: predicted probabilities "
-            "cannot be below 0.5.",
-            advice=_BCE_TAKES_LOGITS,
-        ),
+        **{
+            mistake: _Told(
+                f"The binary cross-entropy with logits is given the result of a {what}: predicted probabilities cannot "
+                "be below 0.5.",
+                _BCE_TAKES_LOGITS,
+            )
+            for mistake, what in ((known.SOFTMAX_BEFORE_BCE, "softmax"), (known.RELU_BEFORE_BCE, "ReLU"))
+        },
         known.PROBABILITIES_IN_KL: _Told(
             message="kl_div, which takes log-probabilities as its first argument, is given probabilities.",
             advice="call F.kl_div(F.log_softmax(logits, dim=-1), target_probabilities, reduction='batchmean').",
@@ -111,6 +109,10 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             "depends on the others.",
             advice="use the dimension to choose from, softmax(dim=1) over the experts or positions of [N, choices, "
             "...]; dimension 0 is the batch.",
+        ),
+        known.SAMPLES_MIXED: _Told(
+            message="A view() or reshape() mixes the {0} samples of a batch, which are not in its first dimension.",
+            advice="swap dimensions first, h.transpose(0, 1).reshape(batch, -1); or torch.cat([h[-2], h[-1]], dim=1).",
         ),
         known.OVER_QUERIES: _Told(
             message="A softmax of attention runs over its {0} queries instead of the keys: the weights of a query "
@@ -269,7 +271,7 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
     }
 )
 
-
+_WITHIN = (known.OVER_QUERIES, known.OVER_SAMPLES, known.SAMPLES_MIXED)
 _LESSER = frozenset((
     known.COSINES_IN_CE, known.DRAWN_TOGETHER, known.FOCAL_OF_MEAN, known.MANY_LABELS, known.ONE_NUMBER,
     known.OWN_POSITIVES, known.PENALTY_TURNED, known.RELU_BEFORE_CE, known.WEIGHTS_TURNED, known.WEIGHTS_FAR,
@@ -391,7 +393,7 @@ def _finding(
     turn = int(begun(loss.steps, loss.values[:, None] < 0, again=1)[0]) if site == known.MAXIMISED else 0
     around = loss.steps[turn - 1 :][:2].tolist() if turn else []  # the last loss above 0, and the first below
     since, before = (around[1], around[1] - around[0] - 1) if len(around) > 1 else (None, None)
-    places = {known.TARGETS_NO_SHARE: ("target",), known.OVER_SAMPLES: layers, known.OVER_QUERIES: layers}
+    places = {known.TARGETS_NO_SHARE: ("target",), **dict.fromkeys(_WITHIN, layers)}
     return Finding(
         IssueType.WRONG_LOSS, Severity.MEDIUM if site in _LESSER else Severity.HIGH, places.get(site, ("loss",)), value,
         threshold, message.format(number(value)), advice, since, before, cause=site, origin=site, sure=sure,
