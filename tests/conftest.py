@@ -100,7 +100,11 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
-    """Have one worker collect first; the others find compiled what it compiled, and take a third of the time for it."""
+    """Have one worker collect first; the others find compiled what it compiled, and take a third of the time for it.
+
+    What collecting makes stays, so that the garbage collector, which finds next to nothing, waits until its end.
+    """
+    gc.disable()
     if fcntl is None or not hasattr(session.config, "workerinput"):
         return (yield)
     with Path(__file__).open(encoding="utf-8") as held:
@@ -119,6 +123,7 @@ def pytest_collection_finish():
     importlib.import_module("torch._dynamo")
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config):
