@@ -6,11 +6,22 @@ from pathlib import Path
 from gradflow_export.hooks import torch_private
 
 WITHOUT = """
-import os, sys, traceback, warnings
+import contextlib, gc, importlib, os, pkgutil, sys, traceback, warnings
 import torch
 import torch._dynamo  # as the first optimizer does: once for all children
 from torch import nn
+import gradflow_export
 torch.set_num_threads(1)
+LOOKS_UP = "gradflow_export.hooks.torch_private"
+ROOMS = "records", "schedule", "metrics", "rules", "storage", "report", "writers", "checks", "instruments", "engine"
+
+# What looks none of the names up, nor imports what does, is imported once for all children too.
+sys.modules[LOOKS_UP] = None
+for module in pkgutil.walk_packages(gradflow_export.__path__, "gradflow_export."):
+    if module.name.split(".")[1] in ROOMS:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module.name)
+del sys.modules[LOOKS_UP]
 
 def without(path):
     home, name = path.rpartition(".")[::2]
@@ -27,7 +38,6 @@ def without(path):
     warnings.simplefilter("ignore")
     from gradflow_export.hooks import torch_private
     setattr(owner, name, was)  # torch itself needs it
-    import gradflow_export
     from gradflow_export import Exporter, MemoryWriter
     from gradflow_export.debugging.nan.batch import copied_buffers, restore_buffers
     import gradflow_export.debugging.inspect.gradcheck
@@ -45,6 +55,8 @@ def without(path):
     assert exporter.summary()["set_aside"] == [], exporter.summary()["set_aside"]
     restore_buffers(copied_buffers(model))
 
+gc.collect()
+gc.freeze()  # no child looks through all this again
 for path in sys.argv[1:]:
     child = os.fork()
     if child == 0:
