@@ -4,6 +4,7 @@ Most of what a short program costs is the import of torch, and of its compiler, 
 program ends as any other: with what is called at exit, its traceback and its exit status.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -103,6 +104,8 @@ def become(job):
 
 if __name__ == "__main__":
     importlib.import_module("torch._dynamo")
+    gc.collect()
+    gc.freeze()  # what all programs share is looked through, and copied for that, by none
     task = serve()
     if task is not None:
         become(task)
