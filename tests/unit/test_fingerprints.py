@@ -13,7 +13,7 @@ from gradflow_export import Exporter, MemoryWriter
 from gradflow_export.engine.pace import CLOSE_STEPS
 from gradflow_export.instruments.gradients.fingerprints import BEYOND, LEAST, Range
 
-BEGIN, STEPS = 150, 200
+BEGIN, STEPS = 150, 190
 """The last step before a fault, and the last of all."""
 
 
