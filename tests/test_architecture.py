@@ -388,10 +388,9 @@ OF_OTHERS_PACKAGES = {
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_every_module_can_be_imported(backwards):
-    """All modules of both packages are imported in a fresh process, by name and in the opposite order."""
+def test_every_module_can_be_imported(backwards, programs):
+    """All modules of both packages are imported in a process without them, by name and in the opposite order."""
     names = [name for name in modules() if not name.endswith("__main__") and name not in OF_OTHERS_PACKAGES]
     code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
-    command = [sys.executable, "-c", code, *sorted(names, reverse=backwards)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = programs.start(code, *sorted(names, reverse=backwards))
+    assert done.wait() == 0, done.err

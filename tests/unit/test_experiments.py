@@ -10,8 +10,6 @@ import math
 import os
 import select
 import signal
-import subprocess
-import sys
 import tempfile
 import textwrap
 import time
@@ -334,7 +332,7 @@ def left_behind(known):
     ("options", "number"),
     [(("--try",), signal.SIGHUP), (("--no-try",), signal.SIGTERM), (("--try", "--fresh"), signal.SIGINT)],
 )
-def test_an_interrupt_ends_every_process_and_reports_what_is_known(script, options, number):
+def test_an_interrupt_ends_every_process_and_reports_what_is_known(script, programs, options, number):
     """After Ctrl-C, kill, or where the terminal is closed, nothing runs any more and what is known is printed."""
     script.write_text(script.read_text(encoding="utf-8").replace("range(80):", ENDLESS), encoding="utf-8")
     # Where the tests were started in the background, these are ignored by everything that they start.
@@ -343,22 +341,18 @@ def test_an_interrupt_ends_every_process_and_reports_what_is_known(script, optio
         "signal.signal(signal.SIGHUP, signal.SIG_DFL); "
         "atexit.register(print, 'taken apart'); from gradflow_export.cli import command; command()"
     )
-    words = [sys.executable, "-c", code, "doctor", str(script), "--steps", "20", *options]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    trying = options == ("--try",)
-    while trying and "runs as it is" not in process.stderr.readline():
-        assert process.poll() is None
+    program = programs.start(code, "doctor", script, "--steps", "20", *options)
+    process, trying = psutil.Process(program.pid), options == ("--try",)
     # The first stage tells nothing; it has begun when the script has started something.
-    while not left_behind([]):
-        assert process.poll() is None
+    while (trying and "runs as it is" not in program.err) or not left_behind([]):
+        assert process.status() != psutil.STATUS_ZOMBIE, program.err
         time.sleep(0.1)
-    below = psutil.Process(process.pid).children(recursive=True)
+    below = process.children(recursive=True)
     process.send_signal(number)
-    out, _ = process.communicate(timeout=800)
-    assert process.returncode == 128 + number
-    assert "interrupted" in out
-    assert ("there are no results yet" in out) != trying
-    assert "taken apart" not in out
+    assert program.wait() == 128 + number
+    assert "interrupted" in program.out
+    assert ("there are no results yet" in program.out) != trying
+    assert "taken apart" not in program.out
     assert left_behind(below) == []
 
 
