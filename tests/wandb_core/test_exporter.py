@@ -190,7 +190,7 @@ def server(beside_server, port):
         yield made
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize(
     ("rate", "steps", "kind"),
     [(1e4, 20, "EXPLODING"), (1e-9, 250, "STAGNATION"), (0.1, 60, None)],
