@@ -242,7 +242,7 @@ def test_embeddings_that_are_only_drawn_together_collapse(seed):
     (issue,) = told(model, views(model, apart=False), steps=800, lr=0.005)
     assert (issue.issue_type, issue.layers[-1]) == (IssueType.COLLAPSE, "4")
     model = mlp(16, 8)
-    assert told(model, views(model, apart=True), steps=300, lr=0.01) == []
+    assert told(model, views(model, apart=True), steps=200, lr=0.01) == []
 
 
 def test_answers_that_hardly_differ_are_no_collapse():
