@@ -45,7 +45,7 @@ def run(end, loss, *, learns):
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     with Exporter(model, backends=[memory], strict=True, verbose=0) as exporter:
         exporter.watch()
-        for _ in range(180):
+        for _ in range(140):
             x = torch.randn(32, 6)
             out = model(x)
             y = (x if learns else torch.randn(32, 6)) @ truth
@@ -57,7 +57,8 @@ def run(end, loss, *, learns):
 
 
 @pytest.mark.parametrize(
-    ("end", "loss"), [*((end, "squares") for end in ENDS), *(("residual", loss) for loss in LOSSES)]
+    ("end", "loss"),
+    [*((end, "squares") for end in ENDS), *(("residual", loss) for loss in LOSSES if loss != "squares")],
 )
 def test_its_level_is_known(end, loss):
     """Nothing is said where it learns; with the targets of other samples its loss is that of a constant."""
