@@ -39,7 +39,7 @@ def told(model, *, prepared=lambda x: x, weights=lambda _model: None, size=64, e
     """Train on new samples, evaluate now and then; return the model and its issues of evaluation."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True, verbose=0).watch() as exporter:
-        for step in range(120):
+        for step in range(96):
             x, y = samples(32)
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(mixed[step % len(mixed)] * x), y).backward()

@@ -22,7 +22,7 @@ def classes(count, flipped=0.0):
     return x, torch.where(torch.rand(count) < flipped, torch.randint(0, 3, (count,)), y)
 
 
-def told(model, batch, evaluate, steps=250, every=10, lr=0.02, loss=nn.functional.cross_entropy, decay=0.0):
+def told(model, batch, evaluate, steps=200, every=10, lr=0.02, loss=nn.functional.cross_entropy, decay=0.0):
     """Train with Adam, evaluate now and then; return the issues of overfitting."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay)
     with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True, verbose=0).watch() as exporter:
