@@ -13,6 +13,7 @@ from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Seve
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import (
     OTHERS,
+    chosen_blindly,
     constant_level,
     fall,
     fell,
@@ -66,7 +67,7 @@ class NotLearning(Check):
     0.8 standard deviations of that noise is detected in about half of all cases, a fall by 1.2 in nine of ten.
 
     If the loss is above ``wild`` times that level, as after a bad start or with dropout, it must not have fallen since
-    the first step. From step ``patient`` on, a fall above the level itself does not count.
+    the first step. From step ``patient`` on, neither a fall above the level counts nor a nearly blind choice.
 
     Next to terms of the loss that are unknown or improve, a single term is judged from step ``patient`` on, if its
     targets are known to depend on the inputs and its predictions do not correlate with them; an example is the
@@ -184,7 +185,7 @@ class NotLearning(Check):
         lately = {site: past(history, "loss.over_constant", site, half)[-self.readings :] for site in sites}
         sure = {s: median(v) if len(v) == self.readings else v.min() for s, v in lately.items() if len(v) >= self.few}
         stuck = {s: median(lately[s]) for s, value in sure.items() if value >= self.level}
-        shares = {s: v for s, v in stuck.items() if not self._excused(history, s)}
+        shares = {s: v for s, v in stuck.items() if chosen_blindly(record, history, s) or not self._excused(history, s)}
         worst = max(shares.values(), default=0.0)
         # Down to the constant's level a loss falls by saying less: of large answers, or of noise as that of dropout.
         level = constant_level(history)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import logging
 import platform
 import sys
@@ -12,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -291,18 +292,21 @@ def is_compiled(model: nn.Module) -> bool:
     return wrapped or torch_private.compiles_calls(unwrap(model))
 
 
-_GIVEN_OUT: set[Path] = set()
-_GIVING_OUT = threading.Lock()
+_CHOOSING = threading.Lock()
+
+
+@functools.cache
+def _claims(_path: Path) -> Iterator[int]:
+    """Return what counts the exporters of this process that asked for a folder, which only the first one has."""
+    return itertools.count()
 
 
 def default_logdir(model: nn.Module) -> Path:
     """Return ``runs/<date>_<time>_<model class>``, with a number when that exists, or another exporter here has it."""
     stem = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{type(model).__name__}"
     candidates = (Path("runs") / (stem if n == 1 else f"{stem}_{n}") for n in range(1, 10_000))
-    with _GIVING_OUT:
-        found = next(path for path in candidates if path.absolute() not in _GIVEN_OUT and not path.exists())
-        _GIVEN_OUT.add(found.absolute())
-    return found
+    with _CHOOSING:  # one thread may choose while another one has chosen and not yet written
+        return next(path for path in candidates if not path.exists() and next(_claims(path.absolute())) == 0)
 
 
 @functools.cache

@@ -23,6 +23,7 @@ OTHERS = tuple(
     if kind not in {IssueType.NOT_LEARNING, IssueType.MEMORY_USAGE, IssueType.MEMORY_LEAK, IssueType.HEAD_REDUNDANCY}
 )
 """What explains that nothing is learned."""
+_CHOICE = ("loss.choice", "loss.samples", "loss.over_constant")
 INVERTED_MASK = "inverted mask"
 """Cause of attention that reads the padding: inputs then get no gradient, and answers do not depend on them."""
 
@@ -70,6 +71,20 @@ def answered(history: History, share: float = 0.01) -> bool:
     run = history.run("loss.over_constant").values[-5:]
     last = [past(history, "loss.over_constant", site)[-5:] for site in known.sites] or [run]
     return all(len(values) == 5 and float(values.max()) < share for values in last)
+
+
+def chosen_blindly(record: StepRecord, history: History, site: str, *, after: int = 200, chance: float = 0.99) -> bool:
+    """Whether a loss that chooses among the samples of a batch, as a contrastive one, remains that of a blind choice.
+
+    Args:
+        record: May hold what was read of the loss.
+        history: Counts the steps.
+        site: Of the loss.
+        after: Steps in which it may be, as in a warm-up.
+        chance: Least share of the loss of a blind choice.
+    """
+    choices, samples, share = (seen(record, fact, site) or 0.0 for fact in _CHOICE)
+    return history.seen >= after and choices == samples > 1 and share >= chance
 
 
 def unneeded(sites: tuple[str, ...], codes: npt.NDArray[np.int64]) -> set[str]:

@@ -210,6 +210,7 @@ class LossSpike(Rule):
         relevant: Minimum fraction of the first loss, for losses that do not go below 0.
         unseen: Minimum multiple of the largest loss so far for more than LOW, for losses that do not go below 0.
         ranges: The same for other losses: distance above the largest, as a multiple of the range of all losses so far.
+        few: Number of losses up to which a loss may be the first of a rare kind, and is LOW.
         least: Minimum number of earlier losses.
         floor: Minimum robust deviation of the logarithm.
         regular: Minimum number of earlier jumps for a run whose data cause them.
@@ -221,6 +222,7 @@ class LossSpike(Rule):
     relevant: float = 0.05
     unseen: float = 3.0
     ranges: float = 1.0
+    few: int = 20
     least: int = 6
     floor: float = 0.1
     regular: int = 2
@@ -290,7 +292,7 @@ class LossSpike(Rule):
     def _severity(self, loss: RunSeries, now: float, usual: float) -> Severity:
         greatest = _greatest(loss)
         far = self.unseen * greatest if loss.low >= 0 else greatest + self.ranges * (greatest - loss.low)
-        if now <= far or now < loss.high:
+        if now <= far or now < loss.high or loss.count <= self.few:
             return Severity.LOW
         return Severity.HIGH if loss.low >= 0 and now > 10 * usual else Severity.MEDIUM
 

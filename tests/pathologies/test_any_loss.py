@@ -77,3 +77,25 @@ def test_what_a_policy_did_is_no_target(kind):
             (-policy.log_prob(action) * brought).mean().backward()
             optimizer.step()
     assert [issue.issue_type for issue in exporter.issues if issue.severity >= Severity.MEDIUM] == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("right", [True, False])
+def test_pairs_that_have_nothing_in_common_are_a_blind_choice(right, seed):
+    """Of positives that are views of other samples a contrastive loss learns of which kind each view is, and no more."""
+    torch.manual_seed(seed)
+    content, noise = torch.randn(8, 32) * 0.4, torch.randn(16, 32) * 0.6
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    positives = (torch.arange(128) + 64) % 128 if right else torch.arange(128) ^ 1
+    with Exporter(model, backends=[MemoryWriter()], strict=True, verbose=0) as exporter:
+        exporter.watch()
+        for _ in range(310):
+            sample = torch.randn(64, 8) @ content
+            views = [functional.normalize(model(torch.tanh(sample + torch.randn(64, 16) @ noise)), dim=1) for _ in "12"]
+            near = (torch.cat(views) @ torch.cat(views).T / 0.5).masked_fill(torch.eye(128, dtype=torch.bool), -1e9)
+            optimizer.zero_grad()
+            functional.cross_entropy(near, positives).backward()
+            optimizer.step()
+    found = [issue for issue in exporter.issues if issue.severity > Severity.LOW]
+    assert [issue.issue_type for issue in found] == ([] if right else [IssueType.NOT_LEARNING])

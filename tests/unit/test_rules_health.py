@@ -63,6 +63,13 @@ def test_a_spike_that_comes_down_to_a_constant_answer_stays_open():
     assert issue.healed_step is None
 
 
+@pytest.mark.parametrize(("before", "severity"), [(8, Severity.LOW), (19, Severity.LOW), (20, Severity.HIGH)])
+def test_a_loss_of_a_kind_that_may_only_have_been_rare_so_far_is_a_remark(before, severity):
+    """The first reward after eight steps without one is no broken batch."""
+    (issue,) = issues(LossSpike(), loss=[0.01 + 0.001 * (i % 3) for i in range(before)] + [2.0, 0.01, 0.01])
+    assert issue.severity is severity
+
+
 def test_a_signed_loss_must_leave_its_range_to_matter():
     """A likelihood that falls below 0 may come back to its first values; far above them it has broken."""
     learned = [1.0 - 0.1 * i for i in range(30)]

@@ -212,19 +212,17 @@ class NotTraining(Check):
     ) -> Iterable[Told]:
         if (span < self.span and not since) or not cut.any() or not ((ever & Wiring.GRADIENT) > 0).any():
             return
-        moved = moved_since(history.at_sites("parameter.weight_norm"), since)
         called = dict(zip(sites, ((ever & Wiring.UNCALLED) == 0).tolist(), strict=True))
         turns, beside = taking_turns(history, lost=not since), kin_of(sites, ever, (ever & Wiring.GRADIENT) > 0)
         # What a router does not choose receives nothing: that tells nothing of a cut, however long it lasts.
         sent = turns | {pattern(name) for name in chosen(sites, (ever & Wiring.ROUTED) > 0)}
         norms = history.at_sites("parameter.gradient_norm")
         learned = set(chosen(norms.sites, norms.first > 0))
-        spared = unneeded(sites, ever) - learned
+        moved = moved_since(history.at_sites("parameter.weight_norm"), since) | (unneeded(sites, ever) - learned)
         names = tuple(
             name
             for name in chosen(sites, cut & ~follows(history, sites, ever))
             if name not in moved
-            and name not in spared
             and (pattern(name) not in sent or (called[name] and name not in learned))
             and (span >= self.rare or pattern(name) not in (turns if called[name] else turns | beside))
         )
