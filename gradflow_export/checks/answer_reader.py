@@ -198,7 +198,7 @@ def mistakes_of(found: Found, x: Floats, targets: Floats) -> dict[str, float]:
         return {}
     # Up to rounding: where only a difference is kept, targets were computed from it.
     alike = np.ptp(targets, axis=1).max() <= ROUNDING * np.abs(targets).max() < np.ptp(targets[:, 0])
-    if targets.shape[1] > 1 and alike and found.own and found.whole:
+    if targets.shape[1] > 1 and alike and found.own and found.whole and found.even:
         return {ONE_NUMBER: float(targets.shape[1])}
     beyond = np.maximum(found.reach[0] - targets, 0.0) + np.maximum(targets - found.reach[1], 0.0)
     size = float(targets.var()) or float(np.square(targets).mean())

@@ -113,10 +113,8 @@ class WrongMode(Check):
             # Of steps that are not recorded nobody knows what came before them.
             recent = int((history.run("loss").steps >= episodes[0]).sum())
             if len(episodes) <= self.often * recent:
-                yield _finding(
-                    Severity.MEDIUM
-                    if supervised(history)
-                    else Severity.LOW,  # a policy samples, and so does a generator
+                yield _finding(  # a policy samples so, and a generator
+                    Severity.MEDIUM if supervised(history) else Severity.LOW,
                     names,
                     passes,
                     0.0,
