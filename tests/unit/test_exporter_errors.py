@@ -3,12 +3,14 @@
 import io
 import logging
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
 from gradflow_export import Exporter, GradientGainMonitor, Issue, IssueType, MemoryWriter, Severity
+from gradflow_export.engine.build import default_logdir
 from gradflow_export.errors import ArgumentError, ArgumentTypeError, GradflowError, StorageError
 from gradflow_export.writers import WandbWriter
 
@@ -293,6 +295,15 @@ def test_a_logdir_below_a_file_cannot_be_written(tmp_path):
             Exporter(net(), backends=backend, logdir=tmp_path / "file" / "run")
     with pytest.raises(OSError, match="Not a directory"):
         Exporter(net(), logdir=tmp_path / "file" / "run")
+
+
+def test_no_folder_is_chosen_twice(tmp_path, monkeypatch):
+    """Not even by exporters of several threads, of which none has written yet."""
+    monkeypatch.chdir(tmp_path)
+    with ThreadPoolExecutor(8) as threads:
+        chosen = list(threads.map(lambda _: default_logdir(net()), range(32)))
+    assert len(set(chosen)) == 32
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_errors_leave_nothing_behind(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from gradflow_export.checks.batch_pool import Found, Remembered
 from gradflow_export.checks.unlearned_part import parts_of
 from gradflow_export.metrics.constants import (
+    attained,
     column_levels,
     column_losses,
     constant_loss,
@@ -74,3 +75,11 @@ def test_a_sign_that_is_random_leaves_the_square(even):
         assert all(value > 0.8 for value in told["column.attained"].values())
         assert told["column.square"]["[1]"] < 0.2
         assert told["column.square"]["[2]"] > 0.6
+
+
+@pytest.mark.parametrize("columns", [3, 2])
+@pytest.mark.filterwarnings("error")
+def test_classes_without_a_column_have_no_loss(columns):
+    """A fit is of so many classes at most, and what it says of the others is not known."""
+    targets = np.eye(3)[:, :columns]
+    assert np.isnan(attained("classes", np.full((3, columns), 0.2), targets)) == (columns < 3)
