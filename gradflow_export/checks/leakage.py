@@ -19,6 +19,7 @@ from gradflow_export.autograd_graph.provenance import is_product
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.readings import ClueSample
 from gradflow_export.metrics.arrays.local import local
+from gradflow_export.records.loss_mistakes import OVER_SAMPLES, SAMPLES_MIXED
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import layers_of, seen
@@ -210,32 +211,12 @@ def owner_below(node: Node, names: Mapping[int, str]) -> str:
     return next((name for name in found if name is not None), "")
 
 
-def across_samples(term: Term, graph: Graph, names: Mapping[int, str]) -> dict[str, float]:
-    """Return the layers whose scores a softmax within the model spreads over a batch, with the number of its samples.
+def across_samples(term: Term, graph: Graph, names: Mapping[int, str]) -> dict[str, dict[str, float]]:
+    """Return by mistake the layers behind which the samples of a batch are mixed, with how many these are.
 
-    What is chosen from samples is added up over them, as nodes of one graph are. Here each share stays with its sample
-    up to the prediction.
-
-    Args:
-        term: A loss.
-        graph: All that is behind it.
-        names: Names of modules by the ``id`` of their parameters.
-    """
-    count = 0 if term.targets is None or term.targets.dim() < 1 else len(term.targets)
-    out: dict[str, float] = {}
-    for node in graph.nodes if count > 2 else ():
-        shape = shape_of(node) if kind_of(node) in {Op.SOFTMAX, Op.SAFE_SOFTMAX} else ()
-        if len(shape) < 2 or dim_of(node) != 0 or shape[0] != count or count in shape[1:] or max(shape[1:]) == 1:
-            continue
-        if leads(node, term.behind, graph, count):
-            out[owner_below(node, names)] = float(count)
-    return out
-
-
-def mixed_samples(term: Term, graph: Graph, names: Mapping[int, str]) -> dict[str, float]:
-    """Return the layers whose numbers a change of shape takes for other samples', with how many samples there are.
-
-    Of an array whose samples are not in the first dimension, rows are made that are samples up to the prediction.
+    A softmax spreads scores over them, or a change of shape takes an array whose first dimension they are not for one
+    whose first they are. What is chosen from samples is added up over them, as nodes of one graph are. Here each row
+    stays that of its sample up to the prediction.
 
     Args:
         term: A loss.
@@ -243,22 +224,27 @@ def mixed_samples(term: Term, graph: Graph, names: Mapping[int, str]) -> dict[st
         names: Names of modules by the ``id`` of their parameters.
     """
     count = 0 if term.targets is None or term.targets.dim() < 1 else len(term.targets)
-    out: dict[str, float] = {}
+    out: dict[str, dict[str, float]] = {OVER_SAMPLES: {}, SAMPLES_MIXED: {}}
     for node in graph.nodes if count > 2 else ():
-        before = tuple(getattr(node, "_saved_self_sym_sizes", ())) if kind_of(node) in _VIEWS else ()
-        # A first dimension that is a multiple may hold samples, and another one be as long by chance.
-        if shape_of(node)[:1] != (count,) or count not in before[1:] or before[0] % count == 0 or before[0] == 1:
-            continue
-        if leads(node, term.behind, graph, count):
-            out[owner_below(node, names)] = float(count)
+        mistake = _mixing(node, count)
+        if mistake and term.behind in walk(
+            [node], step=lambda here: graph.takers.get(here, ()), into=lambda here: shape_of(here)[:1] == (count,)
+        ):
+            out[mistake][owner_below(node, names)] = float(count)
     return out
 
 
-def leads(node: Node, end: Node, graph: Graph, count: int) -> bool:
-    """Return whether the rows of what a node made are those of the predictions, one for each sample all the way."""
-    return end in walk(
-        [node], step=lambda here: graph.takers.get(here, ()), into=lambda here: shape_of(here)[:1] == (count,)
-    )
+def _mixing(node: Node, count: int) -> str:
+    """Return how a node mixes so many samples, empty where it does not."""
+    kind, shape = kind_of(node), shape_of(node)
+    if shape[:1] != (count,):
+        return ""
+    if kind in {Op.SOFTMAX, Op.SAFE_SOFTMAX}:
+        over = len(shape) > 1 and dim_of(node) == 0 and count not in shape[1:] and max(shape[1:]) > 1
+        return OVER_SAMPLES * over
+    before = tuple(getattr(node, "_saved_self_sym_sizes", ())) if kind in _VIEWS else ()
+    # A first dimension that is a multiple may hold samples, and another one be as long by chance.
+    return SAMPLES_MIXED * (count in before[1:] and before[0] % count > 0 and before[0] > 1)
 
 
 def across_queries(graph: Graph, names: Mapping[int, str]) -> dict[str, float]:

@@ -12,12 +12,12 @@ from gradflow_export.autograd_graph.loss_graph import terms_of
 from gradflow_export.checks.detached import Draws, cut_off
 from gradflow_export.checks.layers.discarded import Activations
 from gradflow_export.checks.layers.masked import kept_apart
-from gradflow_export.checks.leakage import across_queries, across_samples, graph_behind, mixed_samples, samples_of
+from gradflow_export.checks.leakage import across_queries, across_samples, graph_behind, samples_of
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.members import members
 from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.base import Reader, Setting
-from gradflow_export.records.loss_mistakes import OVER_QUERIES, OVER_SAMPLES, SAMPLES_MIXED
+from gradflow_export.records.loss_mistakes import OVER_QUERIES
 
 ROOTS = 2
 """Losses of one of these steps that are read."""
@@ -91,5 +91,5 @@ class StructureInstrument(Reader):
             self._out.extend(kept_apart(graph, owners))
             for term in terms_of(root)[0]:
                 self._out.extend(samples_of(term, graph, owners, backwards))
-                self._facts[f"mistake.{OVER_SAMPLES}"].update(across_samples(term, graph, owners))
-                self._facts[f"mistake.{SAMPLES_MIXED}"].update(mixed_samples(term, graph, owners))
+                for mistake, found in across_samples(term, graph, owners).items():
+                    self._facts[f"mistake.{mistake}"].update(found)
