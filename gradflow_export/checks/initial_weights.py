@@ -138,8 +138,7 @@ class InitialInstrument(Reader):
         level = self._level.get(name)
         if level is None:
             return torch.full((), torch.nan, dtype=torch.float64, device=weight.device)
-        flat = weight.reshape(weight.shape[0], -1)
-        flat = flat[:: -(-flat.shape[0] // ENTRIES), :: -(-flat.shape[1] // ENTRIES)]
+        flat = _corner(weight)
         parted, gradient = _parting(flat, level), weight.grad
         if name not in self._own:
             return parted
@@ -147,7 +146,7 @@ class InitialInstrument(Reader):
         if gradient is None or gradient.layout is not torch.strided:
             return parted
         # Of numbers that are no weights of units, such as scales, all may rise: they are copies if all rise alike.
-        rows = gradient.reshape(gradient.shape[0], -1)
+        rows = _corner(gradient)
         alike = torch.minimum(_parting(rows, 0.0), _parting(rows.t(), 0.0)) <= ALIKE
         return torch.where(alike, parted, torch.nan)
 
@@ -228,6 +227,12 @@ def _rounding(dtype: torch.dtype) -> float:
     """Return the difference that counts as none, as a share of the greatest entry: two roundings of a coarse format."""
     eps = torch.finfo(dtype).eps
     return 2 * eps if eps > ROUNDING else 0.0
+
+
+def _corner(weight: Tensor) -> Tensor:
+    """Return evenly spaced entries of evenly spaced rows. Shape: ``[<= ENTRIES, <= ENTRIES]``."""
+    flat = weight.reshape(weight.shape[0], -1)
+    return flat[:: -(-flat.shape[0] // ENTRIES), :: -(-flat.shape[1] // ENTRIES)]
 
 
 def _parting(rows: Tensor, level: Tensor | float) -> Tensor:
