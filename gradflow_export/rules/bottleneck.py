@@ -60,11 +60,10 @@ class Bottleneck(Rule):
         first = dict(zip(norms.sites, norms.first.tolist(), strict=True))
         now = reading_of(record, "parameter.weight_norm").as_dict()
         for site, gain in zip(gains.sites, gains.first.tolist(), strict=True):
-            if owner(site) == block and gain == 0.0:  # begins at 0 on purpose, and lets more through at each step
-                return False
             if owner(site) == block:
                 size, began = now.get(site), first.get(site, math.nan)
-                return not gain * (size / began if size is not None and began > 0 else 1.0) >= self.usual
+                usual = gain * (size / began if size is not None and began > 0 else 1.0) >= self.usual
+                return gain != 0.0 and not usual  # what begins at 0 on purpose lets more through at each step
         return True
 
     def _judge(self, record: StepRecord, links: Chain) -> Iterator[Finding]:

@@ -67,9 +67,8 @@ def answered(history: History, share: float = 0.01) -> bool:
         history: Holds ``loss.over_constant``.
         share: Below which nothing is left to learn.
     """
-    known = history.at_sites("loss.over_constant")
-    run = history.run("loss.over_constant").values[-5:]
-    last = [past(history, "loss.over_constant", site)[-5:] for site in known.sites] or [run]
+    sites = history.at_sites("loss.over_constant").sites or (RUN_SITE,)
+    last = [past(history, "loss.over_constant", site)[-5:] for site in sites]
     return all(len(values) == 5 and float(values.max()) < share for values in last)
 
 

@@ -1,4 +1,4 @@
-"""Names of parameters by what their connections are like."""
+"""Names of parameters by what was read of them."""
 
 from __future__ import annotations
 
