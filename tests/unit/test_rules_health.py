@@ -7,6 +7,7 @@ import random
 import pytest
 
 from gradflow_export.checks.data_scale import TargetScale
+from gradflow_export.checks.reloads import Reloaded
 from gradflow_export.records.catalog import CATALOG
 from gradflow_export.records.evidence import evidence_of
 from gradflow_export.records.step_record import Reading, Severity, StepRecord
@@ -183,6 +184,14 @@ def test_targets_out_of_scale_are_over_when_they_are_answered_better_than_by_a_c
     (answered,) = scaled([0.01] * 30 + [0.9] * 30, [40.0] * 30 + [0.4] * 30)
     assert nearer.healed_step is None
     assert answered.healed_step is not None
+
+
+@pytest.mark.parametrize(("last", "told"), [(0.8, True), (0.05, False)])
+def test_nothing_that_was_learned_is_lost_where_the_loss_is_next_to_nothing(last, told):
+    """Weights that are projected after each step keep little of it once there is nothing left to move towards."""
+    losses = [1.0 - (1.0 - last) * min(i / 10, 1.0) + 0.001 * (i * 7 % 5) for i in range(120)]
+    found = issues(Reloaded(), loss=losses, wiring__kept=[{"": 1.0}] * 60 + [{"": 0.02}] * 60)
+    assert [issue.cause for issue in found] == ["taken back"] * told
 
 
 def run_out(fall, count=330):
