@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -243,8 +245,9 @@ def _mixing(node: Node, count: int) -> str:
         over = len(shape) > 1 and dim_of(node) == 0 and count not in shape[1:] and max(shape[1:]) > 1
         return OVER_SAMPLES * over
     before = tuple(getattr(node, "_saved_self_sym_sizes", ())) if kind in _VIEWS else ()
-    # A first dimension that is a multiple may hold samples, and another one be as long by chance.
-    return SAMPLES_MIXED * (count in before[1:] and before[0] % count > 0 and before[0] > 1)
+    # The first dimension may be a multiple, or the first ones together as many, and another one be as long by chance.
+    flat = count in itertools.accumulate(before, operator.mul)
+    return SAMPLES_MIXED * (count in before[1:] and before[0] % count > 0 and not flat)
 
 
 def across_queries(graph: Graph, names: Mapping[int, str]) -> dict[str, float]:

@@ -330,6 +330,17 @@ class States(nn.Module):
         return self.last(states.reshape(x.shape[1], -1))
 
 
+@pytest.mark.parametrize("samples", [2, 4, 6])
+def test_steps_put_in_one_row_mix_nothing_though_they_are_as_many_as_features(samples):
+    """Each step of each sequence has an answer, and there are as many of them as numbers in each."""
+    model = nn.Sequential(nn.Linear(4, 5 * samples), nn.Tanh(), nn.Flatten(0, 1), nn.Linear(5 * samples, 3))
+
+    def clips():
+        return torch.randn(samples, 5, 4), torch.randint(3, (samples * 5,))
+
+    assert issues(model, F.cross_entropy, data=clips, kinds={IssueType.WRONG_LOSS}) == []
+
+
 @pytest.mark.parametrize("samples", [5, 12, 32])
 @pytest.mark.parametrize(
     ("how", "mixed"), [("viewed", True), ("steps", True), ("swapped", False), ("put together", False)]
