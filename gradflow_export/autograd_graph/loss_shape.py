@@ -96,11 +96,14 @@ def dim_of(node: Node) -> int | None:
 
 
 def crossed(a: Tensor, b: Tensor) -> bool:
-    """Whether each of two tensors was repeated along a dimension in which the other one varies."""
+    """Whether each of two tensors was repeated along a dimension in which the other one varies, one of them the first.
+
+    Within a sample, quantiles may be compared with quantiles.
+    """
     if a.shape != b.shape or a.dim() < 2:
         return False
     repeated = [{d for d in range(t.dim()) if t.stride(d) == 0 and t.shape[d] > 1} for t in (a, b)]
-    return bool(repeated[0] - repeated[1]) and bool(repeated[1] - repeated[0])
+    return bool(repeated[0] - repeated[1]) and bool(repeated[1] - repeated[0]) and 0 in repeated[0] ^ repeated[1]
 
 
 def argument(node: Node) -> Node:

@@ -77,6 +77,12 @@ def quantiles(out, y):
     return (0.5 * error.abs() + (share - 0.5) * error).mean()
 
 
+def quantile_pairs(out, y):
+    """Return how far each of three quantiles of a sample is from each of three others."""
+    said, wanted = torch.broadcast_tensors(out[:, :, None], (y[:, None] + torch.tensor([-1.0, 0.0, 1.0]))[:, None, :])
+    return F.huber_loss(said, wanted, reduction="none").mean()
+
+
 def chosen(p, y):
     return -torch.log(p.gather(1, y[:, None]) + 1e-8).mean()
 
@@ -262,6 +268,7 @@ RIGHT = {
     "regression by hand": ((6, 16, 1), None, lambda out, y: by_hand(out.squeeze(1), y), plane),
     "sigmoid that reaches": ((6, 16, 1), nn.Sigmoid(), lambda out, y: squared(out, y.sigmoid()), plane),
     "one target for all": ((6, 16, 1), None, lambda out, y: F.mse_loss(out, torch.zeros(1).expand_as(out)), plane),
+    "quantiles of quantiles": ((6, 16, 3), None, quantile_pairs, plane),
     "quantiles": ((6, 16, 3), None, quantiles, plane),
     "the output that is meant": ((6, 16, 3), None, lambda out, y: by_hand(out.gather(1, (y[:, None] > 0).long()), y[:, None]), plane),
     "a column each": ((6, 16, 3), None, lambda out, y: by_hand(out, y[:, None] * torch.tensor([1.0, -2.0, 0.5])), plane),
