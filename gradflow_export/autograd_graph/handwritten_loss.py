@@ -46,9 +46,10 @@ _LINEAR = SHAPES | frozenset((
     Op.STACK, Op.SUB, Op.SUM, Op.UNBIND, Op.WHERE,
 ))  # fmt: skip
 _BENDS = frozenset((
-    Op.ABS, Op.CLAMP, Op.CLAMP_MAX, Op.CLAMP_MIN, Op.COSH, Op.LOG, Op.LOG_1P, Op.MAXIMUM, Op.MINIMUM, Op.POW, Op.RELU,
-    Op.SOFTPLUS, Op.SQRT,
+    Op.ABS, Op.CLAMP, Op.CLAMP_MAX, Op.CLAMP_MIN, Op.COSH, Op.EXP, Op.LINALG_VECTOR_NORM, Op.LOG, Op.LOG_1P, Op.MAXIMUM,
+    Op.MINIMUM, Op.POW, Op.RELU, Op.SOFTPLUS, Op.SQRT,
 ))  # fmt: skip
+_REDUCES = frozenset((Op.LINALG_VECTOR_NORM, Op.MEAN, Op.SUM))
 _SQUASHED = MappingProxyType({Op.SOFTMAX: SOFTMAX_BEFORE_CE, Op.SIGMOID: SIGMOID_BEFORE_CE})
 _SCORES = frozenset((Op.ADDMM, Op.ADDMV, Op.CONVOLUTION, Op.LINEAR))
 _LIMITS = frozenset((Op.CLAMP, Op.CLAMP_MAX, Op.CLAMP_MIN))
@@ -78,7 +79,7 @@ def forms_of(root: Any) -> list[Form]:
                 seen.add(source)
                 turned = 0.0 if kind in _BENDS or _weighs(node, kind) else sign * sign_of(node, index)
                 # Only what is averaged over everything at once was not meant to be a table of pairs.
-                entire = whole and (kind not in {Op.MEAN, Op.SUM} or shape_of(node) == ())
+                entire = whole and (kind not in _REDUCES or shape_of(node) == ())
                 waiting.append((source, turned, entire, bare and turned != 0.0 and kind not in {Op.DIV, Op.MUL}))
     return [*found, *((mistake, 1.0, node) for mistake, look in _WHOLES if (node := look(root)) is not None)]
 
@@ -127,23 +128,27 @@ def _weighs(node: Node, kind: str) -> bool:
 
 def _pairs(node: Node, kind: str) -> Form | None:
     """Return a difference or product in which every number of a batch met every other's target."""
-    graph = below(node) if below(node, 1) is None else below(node, 1)
-    if (
-        kind not in {Op.MUL, Op.RSUB, Op.SUB}
-        or graph is None
-        or (below(node) is not None and below(node, 1) is not None)
-    ):
+    graph, made = _alone(node) if kind in {Op.MUL, Op.RSUB, Op.SUB} else None, shape_of(node)
+    if graph is None or len(made) < 2 or made[0] != made[1] or made[0] < 3:
         return None
-    made, given = shape_of(node), shape_of(graph)
-    if len(made) != 2 or made[0] != made[1] or made[0] < 3:
-        return None
+    graph = below(graph) if kind_of(graph) == Op.EXPAND else graph
+    given, column = shape_of(graph), (made[0], 1, *made[2:])
     if kind == Op.MUL:
-        other = saved(node, "other" if below(node) is graph else "self")
-        crossed = other is not None and given == (made[0],) and other.shape == (made[0], 1)
-    else:
-        # What was made a column on purpose is compared with all on purpose.
-        crossed = given == (made[0], 1) and (_gives_scores(graph) or kind_of(graph) in {Op.RELU, Op.SIGMOID, Op.TANH})
-    return (BROADCAST, float(made[0]), _bare(graph)) if crossed else None
+        other = saved(node, "self" if below(node) is None else "other")
+        if other is None or {given, tuple(other.shape)} != {made[1:], column}:
+            return None
+    if given != made[1:] and (given != column or _made_column(graph, column)):
+        return None
+    return BROADCAST, float(made[0]), _bare(graph)
+
+
+def _made_column(node: Node, column: tuple[int, ...]) -> bool:
+    """Whether numbers were made a column on purpose, somewhere behind what was computed from each of them."""
+    while shape_of(node) == column:
+        if kind_of(node) in SHAPES and shape_of(below(node)) == (column[0], *column[2:]):
+            return True
+        node = _alone(node)
+    return False
 
 
 def _log_softmax(node: Node) -> Form | None:

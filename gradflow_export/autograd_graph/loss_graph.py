@@ -20,7 +20,6 @@ from gradflow_export.autograd_graph.loss_shape import (
     adds_bias,
     argument,
     crossed,
-    crossed_product,
     dim_of,
     mixes_positions,
     over_positions,
@@ -135,7 +134,6 @@ class Term:
         targets: The same.
         logits: Whether predictions of a ``"binary"`` loss are logits.
         ignored: Class number that does not count.
-        difference: Predictions less targets, where these may be two vectors along different dimensions.
         signs: Labels that are to be -1 or 1.
         summed: Whether all entries are added up at once, as ``F.cross_entropy`` does.
         even: Whether all samples count alike: none is masked.
@@ -149,7 +147,6 @@ class Term:
     targets: Tensor | None = None
     logits: bool = False
     ignored: int | None = None
-    difference: Tensor | None = None
     signs: Tensor | None = None
     summed: bool = False
     even: bool = True
@@ -349,21 +346,13 @@ def _by_hand(node: Node, kind: str) -> Term | None:
         return _divergence(node) if first is None else None
     if kind == Op.MUL and second is None and kind_of(through_shapes(first)) == Op.LOG_SOFTMAX:
         return _soft(node, through_shapes(first))
-    product = crossed_product(node) if kind == Op.MUL else None
-    if product is not None:
-        return Term("soft", node, product[0], mistakes={BROADCAST: float(product[1])})
     squared = (kind == Op.MUL and first is second) or exponent_of(node) == 2
     if not (squared or kind == Op.ABS) or kind_of(first) not in {Op.SUB, Op.RSUB}:
         return None
     inner = sources(first)
     if len(inner) != 1:
         return None
-    term = Term("squared" if squared else "absolute", node, through_shapes(inner[0]))
-    made, given = shape_of(first), shape_of(below(inner[0]) if kind_of(inner[0]) == Op.EXPAND else inner[0])
-    if math.prod(made) > math.prod(given) > 1:
-        # A vector less a vector along another dimension; what the difference holds will prove it.
-        term.difference = saved(node, "self")
-    return term
+    return Term("squared" if squared else "absolute", node, through_shapes(inner[0]))
 
 
 def _divergence(node: Node) -> Term | None:

@@ -132,28 +132,6 @@ def twice(node: Node) -> str | None:
     return kind_of(source) if kind_of(source) in _SQUASHING else None
 
 
-def crossed_product(node: Node) -> tuple[Node, int] | None:
-    """Return whose outputs or logarithms, ``[n, 1]``, a product multiplies with ``n`` numbers without a graph.
-
-    Of such a product every row meets every number: ``t * p.log()`` or ``t * logits`` with targets ``[n]``.
-
-    Args:
-        node: A product.
-
-    Returns:
-        What made the probabilities, and ``n``; ``None`` for any other product.
-    """
-    graph, name = (below(node), "other") if below(node, 1) is None else (below(node, 1), "self")
-    if graph is None or (below(node) is not None and below(node, 1) is not None):
-        return None
-    if kind_of(graph) not in {Op.ADDMM, Op.LINEAR, Op.LOG, Op.MM}:  # what was made a column on purpose is left alone
-        return None
-    made, given, other = shape_of(node), shape_of(graph), saved(node, name)
-    if other is None or len(made) != 2 or made[0] != made[1] or made[0] < 3:
-        return None
-    return (argument(graph), made[0]) if given == (made[0], 1) and other.shape == (made[0],) else None
-
-
 def over_positions(softmax: Node, dim: int, layers: frozenset[str]) -> bool:
     """Whether a softmax runs along another dimension than the one a layer gives its classes in, the last.
 

@@ -268,11 +268,6 @@ class InputInstrument(Reader):
         ):
             if apart is not None:
                 self._out.append(ClueSample(metric, found.site, apart.contiguous(), partial(analyse, found.site)))
-        if term.difference is not None:
-            corner = term.difference.reshape(len(term.difference), -1)[:16, :16].to(torch.float64).contiguous()
-            self._out.append(
-                ClueSample("mistake", found.site, corner, partial(memory.crossed, found.site, len(term.difference)))
-            )
 
     def _ask(self, found: Found, parts: list[Tensor], first: FirstLayer | None) -> Found:
         """Take what the model was called with for inputs, where what entered its first layer has other rows."""

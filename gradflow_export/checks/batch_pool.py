@@ -36,7 +36,6 @@ from gradflow_export.metrics.dependence import (
     unbent,
 )
 from gradflow_export.records.loss_mistakes import (
-    BROADCAST,
     UNSIGNED,
     WEIGHTS_FAR,
     WEIGHTS_TURNED,
@@ -126,22 +125,6 @@ class Remembered:
             told["input.normalised"] = {found.input_site: float(found.normalised)}
         told.update({f"mistake.{name}": {found.site: value} for name, value in mistakes.items()})
         return told
-
-    def crossed(self, site: str, size: int, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
-        """Return whether a matrix of differences is that of two vectors, each repeated along the other.
-
-        Args:
-            site: Of the loss.
-            size: Rows of the whole matrix.
-            values: A corner of it. Shape: ``[<= 16, <= 16]``.
-        """
-        d = np.asarray(values, dtype=np.float64)
-        if min(d.shape) < 2 or not np.isfinite(d).all():
-            return {}
-        rest = d - d[:1] - d[:, :1] + d[0, 0]
-        spread = min(d.std(axis=0).max(), d.std(axis=1).max())
-        crossed = spread > 0 and np.abs(rest).max() <= 1e-4 * np.abs(d).max()
-        return {f"mistake.{BROADCAST}": {site: float(size)}} if crossed else {}
 
     def copied(self, site: str, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
         """Return the share of targets that are the words given at their own places.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +19,6 @@ from gradflow_export.autograd_graph.provenance import is_product
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.readings import ClueSample
 from gradflow_export.metrics.arrays.local import local
-from gradflow_export.records.loss_mistakes import OVER_SAMPLES, SAMPLES_MIXED
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import layers_of, seen
@@ -42,7 +39,6 @@ HIDDEN = -1e4
 _LEAST = 1e-6
 _EMBEDDINGS = frozenset((Op.EMBEDDING,))
 _PASSING = frozenset((Op.CLONE, Op.EXPAND, Op.NATIVE_DROPOUT, Op.RESHAPE_ALIAS, Op.TO_COPY, Op.UNSAFE_VIEW, Op.VIEW))
-_VIEWS = frozenset((Op.RESHAPE_ALIAS, Op.UNSAFE_VIEW, Op.VIEW))
 _SCALING = _PASSING | frozenset(
     (Op.ADD, Op.CLAMP, Op.DIV, Op.MASKED_FILL, Op.MUL, Op.NEG, Op.SUB, Op.TRANSPOSE, Op.WHERE)
 )
@@ -213,12 +209,11 @@ def owner_below(node: Node, names: Mapping[int, str]) -> str:
     return next((name for name in found if name is not None), "")
 
 
-def across_samples(term: Term, graph: Graph, names: Mapping[int, str]) -> dict[str, dict[str, float]]:
-    """Return by mistake the layers behind which the samples of a batch are mixed, with how many these are.
+def across_samples(term: Term, graph: Graph, names: Mapping[int, str]) -> dict[str, float]:
+    """Return the layers behind which a softmax spreads scores over the samples of a batch, with how many these are.
 
-    A softmax spreads scores over them, or a change of shape takes an array whose first dimension they are not for one
-    whose first they are. What is chosen from samples is added up over them, as nodes of one graph are. Here each row
-    stays that of its sample up to the prediction.
+    What is chosen from samples is added up over them, as nodes of one graph are. Here each row stays that of its sample
+    up to the prediction.
 
     Args:
         term: A loss.
@@ -226,28 +221,17 @@ def across_samples(term: Term, graph: Graph, names: Mapping[int, str]) -> dict[s
         names: Names of modules by the ``id`` of their parameters.
     """
     count = 0 if term.targets is None or term.targets.dim() < 1 else len(term.targets)
-    out: dict[str, dict[str, float]] = {OVER_SAMPLES: {}, SAMPLES_MIXED: {}}
+    out: dict[str, float] = {}
     for node in graph.nodes if count > 2 else ():
-        mistake = _mixing(node, count)
-        if mistake and term.behind in walk(
+        shape = shape_of(node) if kind_of(node) in {Op.SOFTMAX, Op.SAFE_SOFTMAX} else ()
+        over = shape[:1] == (count,) and len(shape) > 1 and dim_of(node) == 0
+        if not over or count in shape[1:] or max(shape[1:]) < 2:
+            continue
+        if term.behind in walk(
             [node], step=lambda here: graph.takers.get(here, ()), into=lambda here: shape_of(here)[:1] == (count,)
         ):
-            out[mistake][owner_below(node, names)] = float(count)
+            out[owner_below(node, names)] = float(count)
     return out
-
-
-def _mixing(node: Node, count: int) -> str:
-    """Return how a node mixes so many samples, empty where it does not."""
-    kind, shape = kind_of(node), shape_of(node)
-    if shape[:1] != (count,):
-        return ""
-    if kind in {Op.SOFTMAX, Op.SAFE_SOFTMAX}:
-        over = len(shape) > 1 and dim_of(node) == 0 and count not in shape[1:] and max(shape[1:]) > 1
-        return OVER_SAMPLES * over
-    before = tuple(getattr(node, "_saved_self_sym_sizes", ())) if kind in _VIEWS else ()
-    # The first dimension may be a multiple, or the first ones together as many, and another one be as long by chance.
-    flat = count in itertools.accumulate(before, operator.mul)
-    return SAMPLES_MIXED * (count in before[1:] and before[0] % count > 0 and not flat)
 
 
 def across_queries(graph: Graph, names: Mapping[int, str]) -> dict[str, float]:

@@ -12,12 +12,13 @@ from gradflow_export.autograd_graph.loss_graph import terms_of
 from gradflow_export.checks.detached import Draws, cut_off
 from gradflow_export.checks.layers.discarded import Activations
 from gradflow_export.checks.layers.masked import kept_apart
+from gradflow_export.checks.layers.reordered import reordered
 from gradflow_export.checks.leakage import across_queries, across_samples, graph_behind, samples_of
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.members import members
 from gradflow_export.hooks.readings import Drained
 from gradflow_export.instruments.base import Reader, Setting
-from gradflow_export.records.loss_mistakes import OVER_QUERIES
+from gradflow_export.records.loss_mistakes import DIMENSIONS_MIXED, OVER_QUERIES, OVER_SAMPLES, POSITIONS_MIXED
 
 ROOTS = 2
 """Losses of one of these steps that are read."""
@@ -89,7 +90,9 @@ class StructureInstrument(Reader):
             self._facts["cut_off.receives"].update(cut_off(graph, names, self._draws))
             self._facts[f"mistake.{OVER_QUERIES}"].update(across_queries(graph, owners))
             self._out.extend(kept_apart(graph, owners))
-            for term in terms_of(root)[0]:
+            terms = terms_of(root)[0]
+            if not any(POSITIONS_MIXED in term.mistakes for term in terms):  # which says the same of the last layer
+                self._facts[f"mistake.{DIMENSIONS_MIXED}"].update(reordered(graph, owners))
+            for term in terms:
                 self._out.extend(samples_of(term, graph, owners, backwards))
-                for mistake, found in across_samples(term, graph, owners).items():
-                    self._facts[f"mistake.{mistake}"].update(found)
+                self._facts[f"mistake.{OVER_SAMPLES}"].update(across_samples(term, graph, owners))

@@ -107,12 +107,11 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
         known.OVER_SAMPLES: _Told(
             message="A softmax within the model runs over the {0} samples of a batch: the output for one sample "
             "depends on the others.",
-            advice="use the dimension to choose from, softmax(dim=1) over the experts or positions of [N, choices, "
-            "...]; dimension 0 is the batch.",
+            advice="use the dimension to choose from, as softmax(dim=1) for [N, choices]; dimension 0 is the batch.",
         ),
-        known.SAMPLES_MIXED: _Told(
-            message="A view() or reshape() mixes the {0} samples of a batch, which are not in its first dimension.",
-            advice="swap dimensions first, h.transpose(0, 1).reshape(batch, -1); or torch.cat([h[-2], h[-1]], dim=1).",
+        known.DIMENSIONS_MIXED: _Told(
+            message="A view() or reshape() that changes the order of dimensions cuts one of {0} and mixes its entries.",
+            advice="swap dimensions first: h.transpose(0, 1).reshape(batch, -1), heads.transpose(1, 2).flatten(2).",
         ),
         known.OVER_QUERIES: _Told(
             message="A softmax of attention runs over its {0} queries instead of the keys: the weights of a query "
@@ -271,10 +270,11 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
     }
 )
 
-_WITHIN = (known.OVER_QUERIES, known.OVER_SAMPLES, known.SAMPLES_MIXED)
+_WITHIN = (known.OVER_QUERIES, known.OVER_SAMPLES, known.DIMENSIONS_MIXED)
 _LESSER = frozenset((
-    known.COSINES_IN_CE, known.DRAWN_TOGETHER, known.FOCAL_OF_MEAN, known.MANY_LABELS, known.ONE_NUMBER,
-    known.OWN_POSITIVES, known.PENALTY_TURNED, known.RELU_BEFORE_CE, known.WEIGHTS_TURNED, known.WEIGHTS_FAR,
+    known.COSINES_IN_CE, known.DIMENSIONS_MIXED, known.DRAWN_TOGETHER, known.FOCAL_OF_MEAN, known.MANY_LABELS,
+    known.ONE_NUMBER, known.OWN_POSITIVES, known.PENALTY_TURNED, known.RELU_BEFORE_CE, known.WEIGHTS_TURNED,
+    known.WEIGHTS_FAR,
 ))  # fmt: skip
 
 

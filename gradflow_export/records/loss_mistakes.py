@@ -18,7 +18,7 @@ SOFTMAX_OF_ONE = "softmax over one class"
 SOFTMAX_OVER_BATCH = "softmax over the batch"
 OVER_POSITIONS = "softmax over positions"
 OVER_SAMPLES = "softmax over the samples within the model"
-SAMPLES_MIXED = "samples mixed by a change of shape"
+DIMENSIONS_MIXED = "dimensions mixed by a change of shape"
 OVER_QUERIES = "attention that is shared out over the queries"
 SWAPPED = "predictions and targets swapped"
 TWICE = "probabilities of probabilities"
@@ -65,7 +65,7 @@ MISTAKES = (
     SOFTMAX_OVER_BATCH,
     OVER_POSITIONS,
     OVER_SAMPLES,
-    SAMPLES_MIXED,
+    DIMENSIONS_MIXED,
     OVER_QUERIES,
     SWAPPED,
     TWICE,

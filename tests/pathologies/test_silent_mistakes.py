@@ -320,23 +320,6 @@ class Sequences(nn.Module):
         return self.last((read[0] if self.kind == "recurrent" else read)[:, -1])
 
 
-class States(nn.Module):
-    """The last states of both directions, of all samples one after the other, made a row for each sample."""
-
-    def __init__(self, how):
-        super().__init__()
-        self.how, self.read, self.last = how, nn.GRU(4, 6, bidirectional=True), nn.Linear(12, 3)
-
-    def forward(self, x):
-        states = self.read(x)[1]  # [directions, samples, 6]
-        if self.how == "steps":  # all steps, as [steps, samples, 12]
-            return self.last(self.read(x)[0].reshape(x.shape[1], len(x), -1).mean(1))
-        if self.how == "put together":
-            return self.last(torch.cat([states[0], states[1]], 1))
-        states = states.transpose(0, 1) if self.how == "swapped" else states
-        return self.last(states.reshape(x.shape[1], -1))
-
-
 @pytest.mark.parametrize("samples", [2, 4, 6])
 def test_steps_put_in_one_row_mix_nothing_though_they_are_as_many_as_features(samples):
     """Each step of each sequence has an answer, and there are as many of them as numbers in each."""
@@ -346,20 +329,6 @@ def test_steps_put_in_one_row_mix_nothing_though_they_are_as_many_as_features(sa
         return torch.randn(samples, 5, 4), torch.randint(3, (samples * 5,))
 
     assert issues(model, F.cross_entropy, data=clips, kinds={IssueType.WRONG_LOSS}) == []
-
-
-@pytest.mark.parametrize("samples", [5, 12, 32])
-@pytest.mark.parametrize(
-    ("how", "mixed"), [("viewed", True), ("steps", True), ("swapped", False), ("put together", False)]
-)
-def test_a_view_that_mixes_samples_is_told(how, mixed, samples):
-    """For batches of any size, but for those that are as large as the dimension that comes first."""
-
-    def clips():
-        return torch.randn(7, samples, 4), torch.randint(3, (samples,))
-
-    found = issues(States(how), F.cross_entropy, data=clips, kinds={IssueType.WRONG_LOSS})
-    assert [issue.cause for issue in found] == ["samples mixed by a change of shape"] * mixed
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "attention"])

@@ -26,7 +26,7 @@ UNTRIED_CAUSES: Mapping[str, str] = MappingProxyType({
     known.WITHOUT_BOUND: "which of the two signs is wrong depends on what the script means",
     known.OVERLAP_MINIMISED: "with the other sign it is another loss, and the two cannot be compared",
     known.ONE_NUMBER: "which of the outputs is meant only the script knows",
-    known.SAMPLES_MIXED: "it stands in the code of the model, whose author alone knows the dimensions",
+    known.DIMENSIONS_MIXED: "it stands in the code of the model, whose author alone knows the dimensions",
     known.FOCAL_OF_MEAN: "another weight for each sample is another loss, and the two cannot be compared",
 })  # fmt: skip
 """Why no trial can confirm these causes, though there are treatments for others of their type."""
