@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence, Sized
@@ -46,23 +47,22 @@ class TensorHooks:
         call: What each of them calls: with what it is placed with, and the gradient.
 
     Attributes:
-        used: Whether any was placed.
+        call: The same; nobody else keeps it.
     """
 
     def __init__(self, call: Callable[..., None]) -> None:
-        self._call, self.used = call, False
+        self.call = call
 
     def place(self, tensor: Tensor, *given: Any) -> None:
         """Have the gradient of a tensor taken when it comes."""
-        self.used = True
         node = tensor.grad_fn if type(tensor) in PLAIN else None
-        torch_private.hook_gradient(tensor, node, _Hook(self._call, *given))
+        torch_private.hook_gradient(tensor, node, _Hook(self.call, *given))
 
     def remove(self) -> None:
         """Leave no hook on a tensor that is still there; they are searched for, as keeping books costs at each step."""
-        if not self.used:  # the search looks at every object there is
+        if sys.getrefcount(self.call) <= 2:  # ours and the argument; the search looks at every object there is
             return
-        ours = [hook for hook in instances(_Hook) if hook.func is self._call]
+        ours = [hook for hook in instances(_Hook) if hook.func is self.call]
         for holder in gc.get_referrers(*ours) if ours else ():
             if type(holder) is OrderedDict:
                 for key in [key for key, hook in holder.items() if any(hook is one for one in ours)]:
@@ -108,12 +108,10 @@ class GradientStore:
         if interface is not None:
             self._reader = GradientReader(interface, self._norms.numbers, self._norms.present, self._arrivals)
         self._part = guard if isinstance(guard, Part) else Part()
-        self._take = self._arrived if isinstance(guard, Part) else guard(self._arrived)
-        self._hooks = TensorHooks(self._take)
+        self._hooks = TensorHooks(self._arrived if isinstance(guard, Part) else guard(self._arrived))
 
     def watch(self, index: int, output: Tensor) -> None:
         """Take the gradient of this output when it comes."""
-        self._hooks.used = True  # placed here, for a call less
         node = output.grad_fn if type(output) in PLAIN else None
         torch_private.hook_gradient(output, node, self.expect(index))
 
@@ -124,7 +122,7 @@ class GradientStore:
         if self._settled:
             self._settled = False
             self._generation += 1
-        return _Hook(self._take, index, self._generation)
+        return _Hook(self._hooks.call, index, self._generation)
 
     def leave(self) -> None:
         """Forget all norms, and leave no hook on an output."""
