@@ -93,7 +93,7 @@ class Draws:
             kept.clear()
 
     def _may_be_again(self, name: str, known: list[Tensor]) -> bool:
-        """Whether the first numbers of samples or of targets are those before, or were last time; no device is asked."""
+        """Whether the first numbers of samples or targets are those before, or were last time; no device is asked."""
         if any(each.device.type != "cpu" for each in known):
             return True
         firsts = [each.reshape(len(each), -1)[:, :1].float() for each in known]
