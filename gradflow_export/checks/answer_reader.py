@@ -48,6 +48,7 @@ class Found:
         steps: The two dimensions of a sample that were made one, time first where inputs were asked for; (0, 0) where
             there are more.
         outputs: Columns of predictions, then as many of targets.
+        width: Targets of a sample, of which the columns may be some.
         input_site: The first layer.
         normalised: Whether inputs are normalised in the model.
         reach: What predictions cannot leave.
@@ -77,6 +78,7 @@ class Found:
     every: int = 1
     steps: tuple[int, int] = (0, 0)
     outputs: int = 0
+    width: int = 0
     input_site: str = ""
     normalised: bool = False
     reach: tuple[float, float] = (-math.inf, math.inf)

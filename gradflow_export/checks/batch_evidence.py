@@ -221,6 +221,7 @@ class InputInstrument(Reader):
             part=first is not None and (len(calls) > len(calls_of(layers, first.name)) or (_some(term) and not single)),
             site=layers.last,
             outputs=parts[0].shape[1] if parts else 0,
+            width=term.targets.numel() // count if term.targets is not None and count else 0,
             input_site="" if first is None else first.name,
             normalised=first is not None and first.normalised,
             reach=term.reach,

@@ -245,7 +245,8 @@ class Remembered:
             return {}
         x, y = (np.concatenate([pair[part] for pair in self._rows]).astype(np.float64) for part in (0, 1))
         steps = found.steps if found.every == 1 else (1, found.inputs)
-        column, rows = copies(x, y, steps, numbers=found.kind not in PICKED, timed=found.asked)
+        wide = -(-found.width // found.every)
+        column, rows = copies(x, y, steps, numbers=found.kind not in PICKED, timed=found.asked, wide=wide)
         return {"target.column": float(column * found.every if column >= 0 else -1), "target.compared": float(rows)}
 
     def _dependence(self, found: Found, constant: float, *, tested: bool) -> dict[str, float]:

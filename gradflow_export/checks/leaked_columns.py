@@ -36,7 +36,9 @@ SHARED = 0.02
 """Least share of values that neighbouring columns have in common where rows are windows of one series."""
 
 
-def copies(x: Floats, y: Floats, steps: tuple[int, int], *, numbers: bool, timed: bool = False) -> tuple[int, int]:
+def copies(
+    x: Floats, y: Floats, steps: tuple[int, int], *, numbers: bool, timed: bool = False, wide: int = 0
+) -> tuple[int, int]:
     """Return which column of inputs is the target, -1 for none, and how many different samples were compared.
 
     A column counts that follows from the target in every sample by one factor and one offset, or columns of which each
@@ -51,11 +53,12 @@ def copies(x: Floats, y: Floats, steps: tuple[int, int], *, numbers: bool, timed
             where all columns are of the last step.
         numbers: Whether targets are numbers and no classes.
         timed: Whether the first of the two dimensions is time; else it may be either.
+        wide: How many targets there would be if these were as many of all as the inputs are.
     """
     here = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
     both = np.asarray(distinct(np.concatenate([x, y], axis=1)[here], axis=0), dtype=np.float64)
     x, y = both[:, : x.shape[1]], both[:, x.shape[1] :]
-    if len(x) < ROWS or (any(steps) and x.shape[1] < LEAST * y.shape[1]):
+    if len(x) < ROWS or (any(steps) and x.shape[1] < LEAST * max(y.shape[1], wide)):
         return -1, len(x)
     shared = all(steps) and any(_shares(x, lag) for lag in {1, steps[1]} if lag < x.shape[1])
     window = shared and _hardly_recur(x)

@@ -160,6 +160,26 @@ def test_what_determines_the_target_is_no_leak(name):
     assert told(model, regression(model, drawn(x, y))) == []
 
 
+class Patches(nn.Module):
+    """Predicts every patch from one another, which is given by itself."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.enter, self.leave = nn.Linear(size, 24), nn.Linear(24, size)
+
+    def forward(self, patches):
+        return self.leave(torch.tanh(self.enter(patches)).roll(1, 1))
+
+
+@pytest.mark.parametrize(("patches", "size"), [(16, 16), (6, 9), (40, 4)])
+def test_all_patches_told_again_are_no_leak(patches, size):
+    """However many there are, and however few of their numbers are looked at."""
+    torch.manual_seed(0)
+    x = torch.randn(1_000, patches, size)
+    model = Patches(size)
+    assert told(model, regression(model, drawn(x, x))) == []
+
+
 @SEEDS
 def test_the_first_of_a_sequence_may_be_what_is_to_be_remembered(seed):
     """A target that is an earlier step is a task of memory."""
