@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from gradflow_export.config import Settings
@@ -62,14 +63,20 @@ def _above_zero() -> bool:
     return os.environ.get("RANK", "0").strip() not in {"", "0"}
 
 
-def _directions(writers: Sequence[Writer], logdir: Path) -> tuple[str, str]:
-    """Return where records go and what to open, and the command for the end of the run."""
+def _directions(writers: Sequence[Writer], logdir: Path) -> tuple[str, Callable[[], str]]:
+    """Return where records go and what to open, and what tells the command for the end of the run."""
     names = [writer.name for writer in writers if writer.name not in _SILENT]
     elsewhere = ", ".join(name for name in names if name not in IN_FILES)
     place = shlex.quote(str(logdir))
     if not IN_FILES & set(names):
         where = f"; records go to {elsewhere}" if elsewhere else "; nothing is written to disk"
-        return where, ". Next: exporter.print_report()"
+        return where, lambda: ". Next: exporter.print_report()"
     viewer = "tensorboard --logdir" if "tensorboard" in names else "gradflow view"
     also = f" and {elsewhere}" if elsewhere else ""
-    return f"; records go to {place}{also}; open them with: {viewer} {place}", f". Next: gradflow report {place}"
+    report = partial(_report, logdir, logdir.absolute())
+    return f"; records go to {place}{also}; open them with: {viewer} {place}", report
+
+
+def _report(logdir: Path, absolute: Path) -> str:
+    """Return the command that shows a report, which holds in the folder that the script has changed to."""
+    return f". Next: gradflow report {shlex.quote(str(logdir if logdir.absolute() == absolute else absolute))}"

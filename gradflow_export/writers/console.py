@@ -61,7 +61,8 @@ class ConsoleWriter:
             raise ArgumentError(f"verbose expects 1 or 2, got {verbose!r}; leave the writer out to print nothing")
         self._stream = stream
         self._every, self._verbose = float(every), int(verbose)
-        self._where = self._next = ""
+        self._where = ""
+        self._next: Callable[[], str] = str
         self._verdict: Callable[[], str] | None = None
         self._printed: float | None = None
         self._last_step = 0
@@ -72,12 +73,12 @@ class ConsoleWriter:
         self._passes = self._closed = False
         self.unseen = _NO_STEP
 
-    def about(self, where: str, following: str, verdict: Callable[[], str]) -> None:
+    def about(self, where: str, following: Callable[[], str], verdict: Callable[[], str]) -> None:
         """Complete what the first and the last line tell; an exporter does so.
 
         Args:
             where: Where records go, and what to open.
-            following: The next command, for the end.
+            following: Asked for the next command at the end.
             verdict: Asked for at the end.
         """
         self._where, self._next, self._verdict = where, following, verdict
@@ -128,7 +129,7 @@ class ConsoleWriter:
         worst = max((issue.severity for issue in self._open.values()), default=Severity.INFO)
         when = f"after step {self._last_step}" if self._last_step else "no optimizer step was seen"
         seen = self._last_step or self._passes
-        ended = f"{when}: {self._verdict()}{self._next}" if seen else f"no step was recorded{self.unseen}"
+        ended = f"{when}: {self._verdict()}{self._next()}" if seen else f"no step was recorded{self.unseen}"
         self._print(ended, _level(worst))
 
     def _untold(self) -> list[Issue]:

@@ -72,6 +72,15 @@ def test_two_lines_are_enough_to_be_told(tmp_path, run):
     assert said[2].endswith(folder)
 
 
+def test_a_script_that_changes_its_folder_is_told_where_the_report_is(tmp_path, run):
+    """The command of the last line works where the script ended."""
+    (tmp_path / "elsewhere").mkdir()
+    _, said, _ = run(f"{VANISHING}\nimport os\nos.chdir('elsewhere')\n")
+    told = Path(said[2].rpartition("gradflow report ")[2])
+    assert told.is_absolute()
+    assert told.is_dir()
+
+
 @pytest.mark.parametrize("environment", [{"GRADFLOW_VERBOSE": "0"}, {"RANK": "1"}], ids=["switched off", "rank 1"])
 def test_nothing_is_said_where_nobody_wants_it(run, environment):
     """The environment silences it, and ranks above 0 are silent by themselves."""
@@ -220,7 +229,7 @@ def issue(kind, step, healed=None, severity=Severity.HIGH, layer="fc"):
 def lines(records, verbose=1):
     stream = io.StringIO()
     writer = ConsoleWriter(stream, verbose=verbose)
-    writer.about("", "", lambda: "the verdict")
+    writer.about("", str, lambda: "the verdict")
     writer.open(RunInfo("1-0", 1.0, "Net", 10, blocks=("a", "b")))
     for record in records:
         writer.write(record)
