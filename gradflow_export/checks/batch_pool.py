@@ -40,7 +40,7 @@ from gradflow_export.records.loss_mistakes import (
     WEIGHTS_FAR,
     WEIGHTS_TURNED,
 )
-from gradflow_export.records.statistics import distinct
+from gradflow_export.records.statistics import distinct, first_of_each
 
 Floats = npt.NDArray[np.float64]
 POOL = 1024
@@ -219,7 +219,7 @@ class Remembered:
         if found.own and (self._varies or not found.part):  # a condition may ask one part for one number
             levels = np.sort(self._levels)
             out["target.levels"] = float((np.diff(levels) > 10 * ROUNDING * np.abs(levels).max(initial=0.0)).sum())
-            out["target.distinct"] = float(max(len(distinct(y, axis=0)), 2)) if self._varies else 1.0
+            out["target.distinct"] = float(max(len(first_of_each(y)), 2)) if self._varies else 1.0
         if constant > 0:
             out["loss.over_constant"] = mean / constant
             out["loss.sense"] = sense(kind, predictions, targets, y)
@@ -250,13 +250,10 @@ class Remembered:
         return {"target.column": float(column * found.every if column >= 0 else -1), "target.compared": float(rows)}
 
     def _dependence(self, found: Found, constant: float, *, tested: bool) -> dict[str, float]:
-        rows = [pair for x, targets in self._rows for pair in zip(x, targets, strict=True)]
-        known: dict[int, int] = {}
-        for index, (row, _) in enumerate(rows):
-            known.setdefault(hash((row + 0.0).tobytes()), index)  # -0.0 is 0.0
+        rows, targets = (np.concatenate([pair[part] for pair in self._rows]) for part in (0, 1))
         # Drawn, always alike: every second row may be of one class.
-        chosen = np.random.default_rng(0).permutation([*known.values()])
-        every_x, every_y = (np.array([rows[index][part] for index in chosen], dtype=np.float64) for part in (0, 1))
+        chosen = np.random.default_rng(0).permutation(first_of_each(rows))
+        every_x, every_y = (part[chosen].astype(np.float64) for part in (rows, targets))
         x, y = every_x[:MOST_ROWS], every_y[:MOST_ROWS]
         few = found.kind in PICKED and len(x) < PER_CLASS * math.exp(constant_loss("classes", y))
         if few or not np.isfinite(every_x).all():  # too few of each class to tell anything by
@@ -264,7 +261,7 @@ class Remembered:
         if found.kind in PICKED:
             every_y = (every_y == distinct(every_y)[None, :64]).astype(np.float64)
             y = every_y[:MOST_ROWS]
-        out = {"target.repeated": 1.0 - len(known) / len(rows)}
+        out = {"target.repeated": 1.0 - len(chosen) / len(rows)}
         if found.tokens and found.inputs <= FEW_WORDS:
             return out
         if tested and found.tokens:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gradflow_export.records.statistics import distinct, median
+from gradflow_export.records.statistics import distinct, first_of_each, median
 from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number
 from gradflow_export.rules.evidence import Floats, layers_of, seen
@@ -56,8 +56,9 @@ def copies(
         wide: How many targets there would be if these were as many of all as the inputs are.
     """
     here = np.isfinite(x).all(axis=1) & np.isfinite(y).all(axis=1)
-    both = np.asarray(distinct(np.concatenate([x, y], axis=1)[here], axis=0), dtype=np.float64)
-    x, y = both[:, : x.shape[1]], both[:, x.shape[1] :]
+    x, y = x[here], y[here]
+    once = first_of_each(np.concatenate([x, y], axis=1))
+    x, y = x[once], y[once]
     if len(x) < ROWS or (any(steps) and x.shape[1] < LEAST * max(y.shape[1], wide)):
         return -1, len(x)
     shared = all(steps) and any(_shares(x, lag) for lag in {1, steps[1]} if lag < x.shape[1])

@@ -10,6 +10,7 @@ from gradflow_export.records.statistics import (
     Welford,
     Window,
     distinct,
+    first_of_each,
     median,
     pair_slopes,
     theil_sen,
@@ -93,11 +94,14 @@ def test_the_median_is_that_of_numpy(values):
     assert math.isnan(median(np.array([])))
 
 
-@pytest.mark.parametrize("axis", [None, 0, 1])
-def test_what_is_distinct_is_what_numpy_says(axis):
-    """Entries, rows or columns, each once and in order."""
-    values = np.random.default_rng(0).integers(0, 3, (40, 2)).astype(np.float64)
-    np.testing.assert_array_equal(distinct(values, axis=axis), np.unique(values, axis=axis))
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_what_is_distinct_is_what_numpy_says(dtype):
+    """Entries, each once and in order; the first of rows that are equal, -0.0 and 0.0 among them."""
+    values = np.random.default_rng(0).integers(-2, 2, (40, 2)).astype(dtype) * dtype(0.5)
+    np.testing.assert_array_equal(distinct(values), np.unique(values))
+    values[values == 0.0] *= np.random.default_rng(1).choice([-1.0, 1.0], int((values == 0.0).sum()))
+    first = np.unique(values, axis=0, return_index=True)[1]
+    np.testing.assert_array_equal(first_of_each(values), np.sort(first))
 
 
 def test_the_ends_of_a_series_are_medians():
