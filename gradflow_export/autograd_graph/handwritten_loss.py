@@ -81,6 +81,8 @@ def forms_of(root: Any) -> list[Form]:
                 # Only what is averaged over everything at once was not meant to be a table of pairs.
                 entire = whole and (kind not in _REDUCES or shape_of(node) == ())
                 waiting.append((source, turned, entire, bare and turned != 0.0 and kind not in {Op.DIV, Op.MUL}))
+    if any(map(_is_table, seen)):  # as in a distance of distributions, where all pairs are meant
+        found = [form for form in found if form[0] != BROADCAST]
     return [*found, *((mistake, 1.0, node) for mistake, look in _WHOLES if (node := look(root)) is not None)]
 
 
@@ -137,18 +139,27 @@ def _pairs(node: Node, kind: str) -> Form | None:
         other = saved(node, "self" if below(node) is None else "other")
         if other is None or {given, tuple(other.shape)} != {made[1:], column}:
             return None
-    if given != made[1:] and (given != column or _made_column(graph, column)):
+    if given not in {made[1:], column} or _is_meant(graph, column):
         return None
     return BROADCAST, float(made[0]), _bare(graph)
 
 
-def _made_column(node: Node, column: tuple[int, ...]) -> bool:
-    """Whether numbers were made a column on purpose, somewhere behind what was computed from each of them."""
-    while shape_of(node) == column:
-        if kind_of(node) in SHAPES and shape_of(below(node)) == (column[0], *column[2:]):
+def _is_meant(node: Node, column: tuple[int, ...]) -> bool:
+    """Whether numbers were made a column on purpose, before or after anything done to each, or are parameters."""
+    while math.prod(shape_of(node)) == math.prod(column):
+        if kind_of(node) == Op.LEAF:
+            return True
+        made = kind_of(node) in SHAPES and (kind_of(node) == Op.UNSQUEEZE or not _gives_scores(below(node)))  # its own
+        if made and shape_of(node) == column and shape_of(below(node)) == (column[0], *column[2:]):
             return True
         node = _alone(node)
     return False
+
+
+def _is_table(node: Node) -> bool:
+    """Whether a node compares numbers of a batch with each other, all of which have a graph."""
+    made, given = shape_of(node), {shape_of(source) for source in sources(node)}
+    return kind_of(node) in {Op.RSUB, Op.SUB} and len(given) == 2 and made[:1] == made[1:2] != () and made not in given
 
 
 def _log_softmax(node: Node) -> Form | None:

@@ -236,6 +236,26 @@ def test_what_was_made_a_column_is_compared_with_all_on_purpose(measure):
         assert _said(MEASURES[measure](apart)) == []
 
 
+@pytest.mark.parametrize("measure", MEASURES)
+def test_parameters_are_the_same_for_all_samples(measure):
+    """A mean that is learned, of as many numbers as there are samples; so are a scale and an offset."""
+    mean, scale = nn.Parameter(torch.zeros(24)), nn.Parameter(torch.zeros(24))
+    for apart in (
+        torch.randn(24, 24) - mean,
+        (torch.randn(24, 24) - mean) / scale.exp(),
+        scale.exp() - torch.ones(24, 1),
+    ):
+        assert _said(MEASURES[measure](apart)) == []
+
+
+def test_a_distance_of_distributions_compares_all_pairs():
+    """The energy distance and the mean discrepancy of samples of one number."""
+    made, real = nn.Linear(3, 1)(torch.randn(24, 3)), torch.randn(24, 1)
+    energy = (made - real.T).abs().mean() - 0.5 * (made - made.T).abs().mean()
+    kernel = torch.exp(-((made - made.T) ** 2)).mean() - 2.0 * torch.exp(-((made - real.T) ** 2)).mean()
+    assert _said(energy) == _said(kernel) == []
+
+
 @pytest.mark.parametrize(("measure", "column"), list(zip(MEASURES, itertools.cycle(COLUMN), strict=False)))
 def test_a_difference_of_each_with_all_is_told(measure, column):
     """One of each way to measure it, by ``watch()`` alone."""
