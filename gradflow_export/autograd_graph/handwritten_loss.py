@@ -12,7 +12,7 @@ from gradflow_export.autograd_graph.drawn_together import drawn_together, own_po
 from gradflow_export.autograd_graph.loss_balance import scales_that_fall
 from gradflow_export.autograd_graph.loss_domain import sign_of
 from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, dim_of, factor_of, shape_of, signed
-from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of, sources
+from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of, sources, through
 from gradflow_export.autograd_graph.picked_loss import true_of_two
 from gradflow_export.autograd_graph.weight_penalty import weights_that_grow
 from gradflow_export.hooks.backward_listener import saved
@@ -108,7 +108,8 @@ def _bare(node: Node) -> Node:
 
 
 def _gives_scores(node: Node) -> bool:
-    return kind_of(node) in _SCORES or adds_bias(node)
+    weighed = kind_of(node) == Op.MM and kind_of(through(below(node, 1), {Op.T})) == Op.LEAF  # a layer without a bias
+    return kind_of(node) in _SCORES or adds_bias(node) or weighed
 
 
 def _unscaled(node: Node) -> Node:

@@ -213,12 +213,13 @@ def test_a_difference_of_each_with_all_is_seen_however_it_is_measured(measure, t
             assert _said(loss) == [BROADCAST] * (not right)
 
 
+@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shapes", PLANES)
 @pytest.mark.parametrize("measure", MEASURES)
-def test_maps_and_sequences_that_miss_a_dimension_are_seen(measure, shapes):
+def test_maps_and_sequences_that_miss_a_dimension_are_seen(measure, shapes, bias):
     """``[N, 1, H, W]`` less ``[N, H, W]`` is ``[N, N, H, W]``."""
     said, wanted = PLANES[shapes]
-    answers = nn.Linear(3, said[-1])(torch.randn(*said[:-1], 3))
+    answers = nn.Linear(3, said[-1], bias=bias)(torch.randn(*said[:-1], 3))
     assert _said(MEASURES[measure](answers - torch.randn(wanted))) == [BROADCAST]
     assert _said(MEASURES[measure](answers - torch.randn(said))) == []
 
