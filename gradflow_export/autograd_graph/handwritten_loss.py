@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from gradflow_export.autograd_graph.bounded_logits import bounded, of_one, summed_up, written
+from gradflow_export.autograd_graph.bounds import bounds_of
 from gradflow_export.autograd_graph.drawn_together import drawn_together, own_positives, with_itself
 from gradflow_export.autograd_graph.loss_balance import scales_that_fall
 from gradflow_export.autograd_graph.loss_domain import sign_of
@@ -29,8 +31,6 @@ from gradflow_export.records.loss_mistakes import (
     RATES_IN_POISSON,
     SCORES_IN_LOGARITHM,
     SCORES_IN_OVERLAP,
-    SIGMOID_BEFORE_CE,
-    SOFTMAX_BEFORE_CE,
     SOFTMAX_OVER_BATCH,
     UNLIKELY,
     WITHOUT_BOUND,
@@ -50,7 +50,6 @@ _BENDS = frozenset((
     Op.MINIMUM, Op.POW, Op.RELU, Op.SOFTPLUS, Op.SQRT,
 ))  # fmt: skip
 _REDUCES = frozenset((Op.LINALG_VECTOR_NORM, Op.MEAN, Op.SUM))
-_SQUASHED = MappingProxyType({Op.SOFTMAX: SOFTMAX_BEFORE_CE, Op.SIGMOID: SIGMOID_BEFORE_CE})
 _SCORES = frozenset((Op.ADDMM, Op.ADDMV, Op.CONVOLUTION, Op.LINEAR))
 _LIMITS = frozenset((Op.CLAMP, Op.CLAMP_MAX, Op.CLAMP_MIN))
 
@@ -168,9 +167,8 @@ def _log_softmax(node: Node) -> Form | None:
     shape, dim, inner = shape_of(node), dim_of(node), _bare(below(node))
     if dim is None or not shape:
         return None
-    mistake = _SQUASHED.get(kind_of(inner))
-    if mistake is not None:
-        return mistake, math.log1p((shape[dim] - 1) * math.exp(-1.0)), inner
+    for mistake, least in bounded(inner, shape[dim]):
+        return mistake, least, inner
     along = dim == 0 and len(shape) == 2 and shape[1] > 1 and shape[0] != shape[1]
     layer = _unscaled(below(node))
     return (SOFTMAX_OVER_BATCH, 1.0, layer) if along and _gives_scores(layer) else None
@@ -210,14 +208,7 @@ def _chosen(node: Node) -> Form | None:
         and dim_of(inner) == 0
     ):
         return OVER_POSITIONS, 1.0, _bare(below(inner))
-    softmax = _bare(below(node))
-    limit = _bare(below(softmax)) if kind_of(softmax) == Op.LOG_SOFTMAX else None
-    made = _bare(below(limit)) if kind_of(limit) in _LIMITS | {Op.ADD} and below(limit, 1) is None else None
-    mistake = _SQUASHED.get(kind_of(made))
-    dim = dim_of(softmax)
-    if mistake is None or dim is None:
-        return None
-    return mistake, math.log1p((shape_of(softmax)[dim] - 1) * math.exp(-1.0)), made
+    return None
 
 
 def _cosines(node: Node) -> Form | None:
@@ -342,19 +333,6 @@ def _focal(node: Node) -> Form | None:
     return None
 
 
-def _written(node: Node) -> Form | None:
-    """Return the logarithm of a softmax that was written out, ``exp(x) / exp(x).sum()``, of probabilities."""
-    share = argument(node)
-    share = _bare(below(share)) if kind_of(share) in {Op.GATHER, Op.INDEX} else share
-    top, total = (_bare(below(share, side)) for side in (0, 1)) if kind_of(share) == Op.DIV else (None, None)
-    if kind_of(top) != Op.EXP or kind_of(total) != Op.SUM or _bare(below(total)) is not top:
-        return None
-    given = _bare(below(top))
-    given = _bare(below(given)) if kind_of(given) == Op.SUB else given  # the greatest score, so that none overflows
-    mistake = _SQUASHED.get(kind_of(given))
-    return None if mistake is None else (mistake, math.log1p((shape_of(top)[-1] - 1) * math.exp(-1.0)), given)
-
-
 def _rates(node: Node) -> Form | None:
     """Return ``exp(x) - target * x`` where x is no logarithm of a rate but the rate."""
     rate, product = below(node), _bare(below(node, 1))
@@ -362,7 +340,7 @@ def _rates(node: Node) -> Form | None:
         return None
     made = _bare(below(rate))
     same = made is _bare(below(product) if below(product) is not None else below(product, 1))
-    return (RATES_IN_POISSON, 1.0, made) if same and kind_of(made) in {Op.EXP, Op.RELU, Op.SOFTPLUS} else None
+    return (RATES_IN_POISSON, 1.0, made) if same and bounds_of(made).low >= 0 else None
 
 
 _LOOKS: Mapping[str, tuple[Callable[[Node], Form | None], ...]] = MappingProxyType(
@@ -371,14 +349,17 @@ _LOOKS: Mapping[str, tuple[Callable[[Node], Form | None], ...]] = MappingProxyTy
         Op.BINARY_CROSS_ENTROPY: (_clamped,),
         Op.CTC_LOSS: (_unaligned,),
         Op.LINALG_VECTOR_NORM: (with_itself,),
-        Op.LOG: (_written,),
-        Op.LOGSUMEXP: (_cosines,),
+        Op.LOG: (written, summed_up),
+        Op.LOGSUMEXP: (_cosines, summed_up),
+        Op.LOG_1P: (of_one,),
+        Op.LOG_SIGMOID: (of_one,),
         Op.LOG_SOFTMAX: (_log_softmax, _cosines),
         Op.MUL: (with_itself, _logarithm, _focal),
         Op.NLL_LOSS: (_chosen, _cosines),
         Op.NLL_LOSS_2D: (_chosen,),
         Op.NORM: (with_itself,),
         Op.POW: (with_itself,),
+        Op.SOFTPLUS: (of_one,),
         Op.SUB: (_rates,),
     }
 )

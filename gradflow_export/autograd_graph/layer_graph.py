@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradflow_export.autograd_graph.loss_graph import LAYERS, REACH, Node, through_shapes
+from gradflow_export.autograd_graph.bounds import FIXED
+from gradflow_export.autograd_graph.loss_graph import LAYERS, Node, through_shapes
 from gradflow_export.autograd_graph.loss_shape import shape_of
 from gradflow_export.autograd_graph.nodes import Op, below, by_number, inputs, kind_of, sources_in, walk
 from gradflow_export.hooks.backward_listener import saved
@@ -151,7 +152,7 @@ def layers_behind(node: Node, names: Mapping[int, str], turned: Collection[int],
     """
     out = Layers()
     start = through_shapes(node)
-    if kind_of(start) in REACH:
+    if kind_of(start) in FIXED:
         start = through_shapes(below(start))
     out.own = kind_of(start) in LAYERS and _layer(start, names, turned) is not None
     waiting: deque[tuple[Node, str, tuple[Straight, ...]]] = deque([(start, "", ())])

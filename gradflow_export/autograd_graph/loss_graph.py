@@ -5,7 +5,6 @@ Nothing of the user's code is touched: names of nodes tell the structure, tensor
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gradflow_export.autograd_graph.bounds import before_logits, bounds_of, squashed
 from gradflow_export.autograd_graph.loss_domain import sign_of, signs_of
 from gradflow_export.autograd_graph.loss_shape import (
     SHAPES,
@@ -42,17 +42,9 @@ from gradflow_export.records.loss_mistakes import (
     PROBABILITIES_IN_CTC,
     PROBABILITIES_IN_KL,
     PROBABILITIES_IN_NLL,
-    RELU_BEFORE_BCE,
-    RELU_BEFORE_CE,
-    SIGMOID_BEFORE_BCE,
-    SIGMOID_BEFORE_CE,
-    SOFTMAX_BEFORE_BCE,
-    SOFTMAX_BEFORE_CE,
     SOFTMAX_OF_ONE,
     SOFTMAX_OVER_BATCH,
     SWAPPED,
-    TANH_BEFORE_BCE,
-    TANH_BEFORE_CE,
     TWICE,
 )
 
@@ -75,36 +67,7 @@ _LOSSES: Mapping[str, Kind] = MappingProxyType(
         Op.BINARY_CROSS_ENTROPY_WITH_LOGITS: "binary",
     }
 )
-_BEFORE_CE = MappingProxyType(
-    {
-        Op.SOFTMAX: SOFTMAX_BEFORE_CE,
-        Op.SIGMOID: SIGMOID_BEFORE_CE,
-        Op.TANH: TANH_BEFORE_CE,
-        Op.RELU: RELU_BEFORE_CE,
-    }
-)
-_BEFORE_BCE = MappingProxyType(
-    {
-        Op.SIGMOID: SIGMOID_BEFORE_BCE,
-        Op.SOFTMAX: SOFTMAX_BEFORE_BCE,
-        Op.TANH: TANH_BEFORE_BCE,
-        Op.RELU: RELU_BEFORE_BCE,
-    }
-)
 _BEFORE_CTC = MappingProxyType({Op.SOFTMAX: PROBABILITIES_IN_CTC})
-REACH = MappingProxyType(
-    {
-        Op.SIGMOID: (0.0, 1.0),
-        Op.SOFTMAX: (0.0, 1.0),
-        Op.TANH: (-1.0, 1.0),
-        Op.RELU: (0.0, math.inf),
-        Op.SOFTPLUS: (0.0, math.inf),
-        Op.ELU: (-1.0, math.inf),
-        Op.LOG_SOFTMAX: (-math.inf, 0.0),
-        Op.LOG_SIGMOID: (-math.inf, 0.0),
-    }
-)
-"""What an activation can give out at all, by the name of its node."""
 LAYERS: Mapping[str, tuple[str, int, int]] = MappingProxyType(
     {
         Op.ADDMM: ("mat1", 1, 2),
@@ -155,7 +118,7 @@ class Term:
     @property
     def reach(self) -> tuple[float, float]:
         """The range that predictions cannot leave."""
-        return REACH.get(kind_of(self.behind), (-math.inf, math.inf))
+        return bounds_of(self.behind)[:2]
 
     @property
     def shares(self) -> bool:
@@ -211,11 +174,9 @@ def _picked(node: Node, sign: float) -> Term | None:
     found = picked_loss(node) if kind_of(node) == Op.SUB or sign < 0 else None
     if found is None:
         return None
-    binary, before = found.kind == "binary", kind_of(found.behind)
+    binary = found.kind == "binary"
     term = Term(found.kind, node, found.behind, found.predictions, found.targets, logits=binary)
-    if before in _BEFORE_CE:
-        mistake = (_BEFORE_BCE if binary else _BEFORE_CE)[before]
-        term.mistakes[mistake] = 1.0 if binary else _floor(mistake, found.predictions.shape[1])
+    term.mistakes.update(before_logits(found.behind, 0 if binary else found.predictions.shape[1]))
     return term
 
 
@@ -266,17 +227,15 @@ def _classes(node: Node) -> Term:
         shape, dim = shape_of(before), dim_of(before)
         term.mistakes.update(dict.fromkeys(_misplaced(before, direct=below(node) is before), 1.0))
         inner = through_shapes(below(before))
-        mistake = _BEFORE_CE.get(kind_of(inner))
-        if mistake is not None and dim is not None and shape:
-            term.mistakes[mistake] = _floor(mistake, shape[dim])
-        elif kind_of(inner) == Op.LOG and twice(argument(inner)):
+        term.mistakes.update(before_logits(inner, shape[dim] if dim is not None and shape else 1))
+        if kind_of(inner) == Op.LOG and twice(argument(inner)):
             term.mistakes[TWICE] = 1.0
         if dim is not None and mixes_positions(below(before), dim, frozenset(LAYERS)):
             term.mistakes[POSITIONS_MIXED] = 1.0
         term.behind = inner
     elif kind == Op.LOG and twice(argument(before)):
         term.mistakes[TWICE] = 1.0
-    elif kind in {Op.SOFTMAX, Op.SIGMOID}:
+    elif squashed(before)[0] in {Op.SOFTMAX, Op.SIGMOID}:
         term.mistakes[PROBABILITIES_IN_NLL] = 1.0
     elif kind in LAYERS:
         term.mistakes[LOGITS_IN_NLL] = 1.0
@@ -295,21 +254,14 @@ def _misplaced(softmax: Node, *, direct: bool) -> list[str]:
     return [SOFTMAX_OVER_BATCH] if direct and len(shape) > 1 and dim != 1 else []
 
 
-def _floor(mistake: str, classes: int) -> float:
-    """Return the least cross-entropy of logits that an activation has bounded; 0 where they are not."""
-    width = {SOFTMAX_BEFORE_CE: 1.0, SIGMOID_BEFORE_CE: 1.0, TANH_BEFORE_CE: 2.0}.get(mistake)
-    return 0.0 if width is None else math.log1p((classes - 1) * math.exp(-width))
-
-
 def _binary(node: Node, *, logits: bool) -> Term:
     if below(node) is None and below(node, 1) is not None:  # what is to be learned stands where targets do
         return Term("binary", node, through_shapes(below(node, 1)), mistakes={SWAPPED: 1.0})
     before = through_shapes(below(node))
     term = Term("binary", node, before, saved(node, "self"), saved(node, "target"), logits=logits)
-    kind = kind_of(before)
-    if logits and kind in _BEFORE_BCE:
-        term.mistakes[_BEFORE_BCE[kind]] = {Op.SIGMOID: -math.log(1 / (1 + math.exp(-1.0)))}.get(kind, 1.0)
-    elif not logits and twice(before):
+    if logits:
+        term.mistakes.update(before_logits(before, 0))
+    elif twice(before):
         term.mistakes[TWICE] = 1.0
     _check_softmax(term)
     return term
@@ -364,7 +316,7 @@ def _divergence(node: Node) -> Term | None:
     if targets is not None and targets.device.type == "cpu" and bool((targets < 0).any()):
         return Term("soft", node, source, mistakes={LOGARITHMS_IN_KL: 1.0})
     again = kind_of(source) == Op.LOG_SOFTMAX and kind_of(through_shapes(below(source))) == Op.SOFTMAX
-    if not (again or kind_of(source) == Op.SOFTMAX) or targets is None:
+    if not (again or squashed(source)[0] in {Op.SIGMOID, Op.SOFTMAX}) or targets is None:
         return None
     return Term("soft", node, source, mistakes={TWICE if again else PROBABILITIES_IN_KL: 1.0})
 
@@ -376,7 +328,5 @@ def _soft(node: Node, before: Node) -> Term:
     if targets is not None and scores is not None and targets.shape == scores.shape and dim == scores.dim() - 1:
         term.predictions, term.targets = scores, targets
     term.mistakes.update(dict.fromkeys(_misplaced(before, direct=False), 1.0))
-    mistake = _BEFORE_CE.get(kind_of(term.behind))
-    if mistake is not None and dim is not None and shape:
-        term.mistakes[mistake] = _floor(mistake, shape[dim])
+    term.mistakes.update(before_logits(term.behind, shape[dim] if dim is not None and shape else 1))
     return term

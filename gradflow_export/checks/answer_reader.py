@@ -13,10 +13,19 @@ from gradflow_export.autograd_graph.layer_graph import Straight
 from gradflow_export.checks.layers.redundant import Pair
 from gradflow_export.metrics.answers import meant, pulled
 from gradflow_export.metrics.constants import Kind
-from gradflow_export.records.loss_mistakes import MANY_LABELS, MAXIMISED, ONE_NUMBER, OUT_OF_REACH, TARGETS_NO_SHARE
+from gradflow_export.records.loss_mistakes import (
+    LOGITS_IN_NLL,
+    MANY_LABELS,
+    MAXIMISED,
+    ONE_NUMBER,
+    OUT_OF_REACH,
+    PROBABILITIES_IN_NLL,
+    TARGETS_NO_SHARE,
+)
 from gradflow_export.records.statistics import median
 
 Floats = npt.NDArray[np.float64]
+IN_NLL = frozenset((LOGITS_IN_NLL, PROBABILITIES_IN_NLL))
 ROUNDING = 1e-5
 """Difference of equal targets, as a share of the greatest: some are known from a difference alone."""
 OUTPUTS = 64
@@ -186,8 +195,10 @@ def _ranks(values: Floats) -> Floats:
     return np.asarray(ranks[place] / max(len(values), 1) - 1.0)
 
 
-def mistakes_of(found: Found, x: Floats, targets: Floats) -> dict[str, float]:
+def mistakes_of(found: Found, x: Floats, predictions: Floats, targets: Floats) -> dict[str, float]:
     """Return the mistakes that only the numbers show."""
+    if found.kind == "classes" and found.mistakes.keys().isdisjoint(IN_NLL) and predictions.max() > ROUNDING:
+        return {LOGITS_IN_NLL: 1.0}
     if found.shares and found.own:
         # One that says which words a text has, of these words themselves, counts each on purpose.
         labels = ((targets == 0) | (targets == 1)).all() and not (x.shape == targets.shape and (x == targets).all())

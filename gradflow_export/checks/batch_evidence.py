@@ -351,10 +351,12 @@ def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, lis
         counts &= y != term.ignored
     if RELU_BEFORE_CE in term.mistakes:
         result = saved(term.behind, "result")
-        if result is None or result.device.type != "cpu" or result.shape != predictions.shape or result.dim() != 2:
+        flat = result is not None and predictions.dim() == 2 and result.shape[-1] == predictions.shape[1]
+        if result is None or result.device.type != "cpu" or not (flat or result.shape == predictions.shape):
             del term.mistakes[RELU_BEFORE_CE]
         else:
-            term.mistakes[RELU_BEFORE_CE] = float((some_rows(result).gather(1, index[:, None]) == 0).double().mean())
+            rows = some_rows(result.reshape(predictions.shape).movedim(1, -1).reshape(-1, predictions.shape[1]))
+            term.mistakes[RELU_BEFORE_CE] = float((rows.gather(1, index[:, None]) == 0).double().mean())
     # The function that training calls too: one that it does not brings in a quarter of a megabyte of torch's code.
     if term.kind == "margin":
         margins = functional.multi_margin_loss(scores.float(), index, reduction="none")

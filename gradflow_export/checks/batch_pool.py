@@ -103,7 +103,7 @@ class Remembered:
             here = np.isfinite(predictions).all(axis=1) & np.isfinite(targets).all(axis=1)
             if here.any():
                 self._add(found, x[here], targets[here])
-                mistakes.update(mistakes_of(found, x[here], targets[here]))
+                mistakes.update(mistakes_of(found, x[here], predictions[here], targets[here]))
                 out.update(self._judge(found, found.kind, predictions[here], targets[here]))
         run = tuple(straight for straight in found.run if straight.plain or not found.bends)
         length = row_length(run)

@@ -36,7 +36,7 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
     {
         **{
             mistake: _Told(
-                f"The cross-entropy, which takes logits, is given the result of a {what}: it cannot fall below {{0}}.",
+                f"The cross-entropy, which takes logits, is given values bounded by a {what}: it is never below {{0}}.",
                 _CE_TAKES_LOGITS,
             )
             for mistake, what in (
@@ -61,19 +61,19 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             advice="call F.cross_entropy(logits, targets), or add nn.LogSoftmax(dim=1) after the last layer.",
         ),
         known.SIGMOID_BEFORE_BCE: _Told(
-            message="The binary cross-entropy with logits is given the result of a sigmoid: predicted "
+            message="The binary cross-entropy with logits is given values bounded by a sigmoid: predicted "
             "probabilities cannot be below 0.5, and the loss of a positive cannot fall below {0}.",
             advice=_BCE_TAKES_LOGITS,
         ),
         known.TANH_BEFORE_BCE: _Told(
-            message="The binary cross-entropy with logits is given the result of a tanh: predicted probabilities "
-            "stay between 0.27 and 0.73.",
+            message="The binary cross-entropy with logits is given values bounded by a tanh: predicted "
+            "probabilities stay between 0.27 and 0.73.",
             advice=_BCE_TAKES_LOGITS,
         ),
         **{
             mistake: _Told(
-                f"The binary cross-entropy with logits is given the result of a {what}: predicted probabilities cannot "
-                "be below 0.5.",
+                f"The binary cross-entropy with logits is given values bounded by a {what}: predicted probabilities "
+                "cannot be below 0.5.",
                 _BCE_TAKES_LOGITS,
             )
             for mistake, what in ((known.SOFTMAX_BEFORE_BCE, "softmax"), (known.RELU_BEFORE_BCE, "ReLU"))
