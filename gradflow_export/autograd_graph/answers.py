@@ -136,7 +136,9 @@ class Answers:
         self._hooks.place(given, answer)
         self.given.append(answer)
 
-    def _arrives(self, answer: Answer, gradient: Tensor) -> None:
+    def _arrives(self, answer: Answer, gradient: Tensor | None) -> None:
+        if gradient is None:
+            return
         if answer in self.given:
             self.given.remove(answer)
         else:

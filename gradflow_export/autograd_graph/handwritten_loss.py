@@ -66,7 +66,7 @@ def forms_of(root: Any) -> list[Form]:
     while waiting and len(seen) < _NEAR:
         node, sign, whole, bare = waiting.popleft()
         kind = kind_of(node)
-        form = _form(node, kind, sign) or (_pairs(node, kind) if whole else None)
+        form = _form(node, kind, sign) or _pairs(node, kind, whole=whole)
         form = form or (_unlikely(node, kind) if bare and sign > 0 else None)
         if form is not None:
             found.append(form)
@@ -128,10 +128,13 @@ def _weighs(node: Node, kind: str) -> bool:
     return other is not None and other.numel() > 1
 
 
-def _pairs(node: Node, kind: str) -> Form | None:
-    """Return a difference or product in which every number of a batch met every other's target."""
+def _pairs(node: Node, kind: str, *, whole: bool) -> Form | None:
+    """Return a difference or product in which every number of a batch met every other's target.
+
+    A table of more than numbers, such as of distances, is one of pairs where it is not averaged as a ``whole``.
+    """
     graph, made = _alone(node) if kind in {Op.MUL, Op.RSUB, Op.SUB} else None, shape_of(node)
-    if graph is None or len(made) < 2 or made[0] != made[1] or made[0] < 3:
+    if graph is None or len(made) < 2 or made[0] != made[1] or made[0] < 3 or (len(made) > 2 and not whole):
         return None
     graph = below(graph) if kind_of(graph) == Op.EXPAND else graph
     given, column = shape_of(graph), (made[0], 1, *made[2:])

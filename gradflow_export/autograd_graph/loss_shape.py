@@ -87,9 +87,9 @@ def adds_bias(node: Node) -> bool:
 
 
 def dim_of(node: Node) -> int | None:
-    """Return the dimension that an operation runs along, counted from the first one."""
-    dim: int | None = getattr(node, "_saved_dim", None)
-    if dim is None:
+    """Return the one dimension that an operation runs along, counted from the first one."""
+    dim = getattr(node, "_saved_dim", None)
+    if not isinstance(dim, int):  # of several it is none
         return None
     dim = signed(dim)
     return dim + len(shape_of(node)) if dim < 0 else dim

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradflow_export.autograd_graph.loss_shape import SHAPES, argument, dim_of
-from gradflow_export.autograd_graph.nodes import Op, below, kind_of
+from gradflow_export.autograd_graph.nodes import Op, below, kind_of, through
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.metrics.constants import Kind
 
@@ -39,7 +39,7 @@ def picked_loss(node: Node) -> Picked | None:
     """
     kind = kind_of(node)
     if kind == Op.SUB and getattr(node, "_saved_alpha", 1) == 1:
-        return _difference(_bare(below(node)), _bare(below(node, 1)))
+        return _difference(_bare(below(node)), through(below(node, 1), _AROUND - {Op.INDEX}))
     if kind not in {Op.GATHER, Op.INDEX}:
         return None
     softmax = _bare(below(node))

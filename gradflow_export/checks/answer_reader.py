@@ -126,8 +126,10 @@ class Aims:
         """
         ends = found.inputs + found.outputs * np.arange(3)
         x, answers, gradients, beside = np.split(rows, ends, axis=1)
-        read = meant(answers, gradients)
+        read, turned = meant(answers, gradients), None
         self._meant |= read is not None
+        if read is None and not self._meant:
+            read = turned = meant(answers, -gradients)
         if read is None and found.aims and not self._meant:
             return self._aimed(found, x, answers, gradients, beside)
         if read is None:
@@ -135,7 +137,10 @@ class Aims:
         some = np.linspace(0, read.targets.shape[1] - 1, min(read.targets.shape[1], OUTPUTS)).astype(int)
         parts = np.full((2, len(rows), len(some)), np.nan)  # what has no gradient does not count
         parts[0, read.rows], parts[1, read.rows] = read.predictions[:, some], read.targets[:, some]
-        known = replace(found, kind=read.kind, outputs=len(some), choices=found.outputs, graded=False)
+        mistakes = found.mistakes if turned is None else {**found.mistakes, MAXIMISED: 1.0}
+        known = replace(
+            found, kind=read.kind, outputs=len(some), choices=found.outputs, graded=False, mistakes=mistakes
+        )
         return known, np.concatenate([x, parts[0], parts[1]], axis=1)
 
     def _aimed(

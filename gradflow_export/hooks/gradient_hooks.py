@@ -180,9 +180,9 @@ class GradientStore:
         self.settle()
         return out
 
-    def _arrived(self, index: int, generation: int, gradient: Tensor) -> None:
+    def _arrived(self, index: int, generation: int, gradient: Tensor | None) -> None:
         part = self._part
-        if _is_compiling() or part.off:
+        if _is_compiling() or part.off or gradient is None:  # of several outputs one that nothing takes has none
             return
         began = time.perf_counter()
         try:

@@ -177,6 +177,11 @@ MEASURES = {
     "softplus": lambda d: F.softplus(d).mean(),
     "Gaussian": lambda d: -torch.distributions.Normal(0.0, 0.5).log_prob(d).mean(),
 }
+IN_STEPS = MEASURES | {
+    "rows first": lambda d: d.square().sum(-1).mean(),
+    "columns first": lambda d: d.abs().mean(0).sum(),
+    "norms of rows": lambda d: d.reshape(len(d), -1).norm(dim=1).mean(),
+}
 COLUMN = {
     "as it is": lambda out: out,
     "squeezed": lambda out: out.squeeze(),
@@ -202,14 +207,14 @@ def _said(loss):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("measure", IN_STEPS)
 def test_a_difference_of_each_with_all_is_seen_however_it_is_measured(measure, turned):
     """Answers ``[N]`` less targets ``[N, 1]``, or the other way round; equal shapes are in order."""
     for column in COLUMN.values():
         answers, y = column(nn.Linear(3, 1)(torch.randn(24, 3))), torch.randn(24)
         for right in (True, False):
             targets = y if (answers.dim() == 1) is right else y[:, None]
-            loss = MEASURES[measure](targets - answers if turned else answers - targets)
+            loss = IN_STEPS[measure](targets - answers if turned else answers - targets)
             assert _said(loss) == [BROADCAST] * (not right)
 
 
@@ -224,7 +229,7 @@ def test_maps_and_sequences_that_miss_a_dimension_are_seen(measure, shapes, bias
     assert _said(MEASURES[measure](answers - torch.randn(said))) == []
 
 
-@pytest.mark.parametrize("measure", MEASURES)
+@pytest.mark.parametrize("measure", IN_STEPS)
 def test_what_was_made_a_column_is_compared_with_all_on_purpose(measure):
     """As samples with centres that happen to be as many, or pairs of samples of one batch."""
     answers = nn.Linear(3, 1)(torch.randn(24, 3)).squeeze(1)
@@ -234,7 +239,7 @@ def test_what_was_made_a_column_is_compared_with_all_on_purpose(measure):
         (2.0 * answers.unsqueeze(1)).tanh() - centres,
         answers[:, None] - answers,
     ):
-        assert _said(MEASURES[measure](apart)) == []
+        assert _said(IN_STEPS[measure](apart)) == []
 
 
 @pytest.mark.parametrize("measure", MEASURES)
@@ -247,6 +252,13 @@ def test_parameters_are_the_same_for_all_samples(measure):
         scale.exp() - torch.ones(24, 1),
     ):
         assert _said(MEASURES[measure](apart)) == []
+
+
+def test_distances_to_as_many_features_as_samples_are_in_order():
+    """Each sample with each entry of a memory, of which the squared differences are summed up to distances."""
+    features, memory = nn.Linear(3, 5)(torch.randn(24, 3)), torch.randn(24, 1, 5)
+    for apart in (features - memory, features[:, None] - memory[:, 0], features[None] - memory):
+        assert _said(apart.square().sum(-1).mean()) == _said(torch.exp(-apart.norm(dim=-1)).mean()) == []
 
 
 def test_a_distance_of_distributions_compares_all_pairs():

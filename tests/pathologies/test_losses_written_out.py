@@ -180,3 +180,28 @@ def test_attention_written_out_whose_weights_add_up_over_the_queries(dim):
     torch.manual_seed(0)
     found = run(Attends(), F.cross_entropy, lambda: (torch.randn(48, 5, 3), torch.randint(3, (48,))), steps=8)[0].issues
     assert ("attention that is shared out over the queries" in {issue.cause for issue in found}) is (dim == -2)
+
+
+D = torch.distributions
+UNLIKELY = {
+    "Categorical": lambda s, y: D.Categorical(logits=s).log_prob(y).mean(),
+    "one-hot": lambda s, y: (F.one_hot(y, 3) * s.log_softmax(1)).sum(1).mean(),
+    "einsum": lambda s, y: torch.einsum("nc,nc->", F.one_hot(y, 3).float(), s.log_softmax(1)) / len(y),
+    "picked before the logarithm": lambda s, y: s.softmax(1).gather(1, y[:, None]).log().mean(),
+    "weighted": lambda s, y: (s.log_softmax(1).gather(1, y[:, None])[:, 0] * torch.tensor([1.0, 2.0, 0.5])[y]).mean(),
+    "scaled": lambda s, y: 0.5 * s.log_softmax(1).gather(1, y[:, None]).mean(),
+    "divided": lambda s, y: s.log_softmax(1).gather(1, y[:, None]).sum() / len(y),
+    "by a sum of powers": lambda s, y: (s[torch.arange(len(y)), y] - s.logsumexp(1)).mean(),
+    "Bernoulli": lambda s, y: D.Bernoulli(logits=s).log_prob(F.one_hot(y, 3).float()).mean(),
+    "signed": lambda s, y: F.logsigmoid(s * (2.0 * F.one_hot(y, 3) - 1.0)).mean(),
+}
+
+
+@pytest.mark.parametrize("missing", [True, False])
+@pytest.mark.parametrize("form", UNLIKELY)
+def test_a_likelihood_without_a_minus_is_told_in_any_form(form, missing):
+    """What each answer is pulled to tells it, whatever the loss is written like; with the minus all is in order."""
+    sign = 1.0 if missing else -1.0
+    found = run(net(), lambda s, y: sign * UNLIKELY[form](s, y), classes, lr=1e-2)[0].issues
+    causes = {issue.cause for issue in found if issue.issue_type is IssueType.WRONG_LOSS}
+    assert bool(causes & {"loss is maximised", "log-probabilities without a minus"}) == missing
