@@ -98,6 +98,11 @@ def squashed(node: Node) -> tuple[str, Bounds]:
     return (Op.SIGMOID if bounds.low >= 0 or kind_of(made) == Op.SIGMOID else Op.TANH), bounds
 
 
+def twice(node: Node) -> bool:
+    """Whether a softmax or sigmoid that gives probabilities is given such again, in place of logits."""
+    return kind_of(node) in {Op.SIGMOID, Op.SOFTMAX} and squashed(below(node))[0] in {Op.SIGMOID, Op.SOFTMAX}
+
+
 def before_logits(node: Node, classes: int = 0) -> dict[str, float]:
     """Return what bounds that which a cross-entropy takes for logits, with the least that the loss can then be.
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gradflow_export.autograd_graph.bounds import before_logits, bounds_of, squashed
+from gradflow_export.autograd_graph.bounds import before_logits, bounds_of, squashed, twice
 from gradflow_export.autograd_graph.loss_domain import sign_of, signs_of
 from gradflow_export.autograd_graph.loss_shape import (
     SHAPES,
@@ -24,7 +24,6 @@ from gradflow_export.autograd_graph.loss_shape import (
     mixes_positions,
     over_positions,
     shape_of,
-    twice,
     weighs_samples,
 )
 from gradflow_export.autograd_graph.nodes import Op, below, by_number, exponent_of, inputs, is_variant, kind_of, sources
@@ -67,7 +66,6 @@ _LOSSES: Mapping[str, Kind] = MappingProxyType(
         Op.BINARY_CROSS_ENTROPY_WITH_LOGITS: "binary",
     }
 )
-_BEFORE_CTC = MappingProxyType({Op.SOFTMAX: PROBABILITIES_IN_CTC})
 LAYERS: Mapping[str, tuple[str, int, int]] = MappingProxyType(
     {
         Op.ADDMM: ("mat1", 1, 2),
@@ -204,8 +202,10 @@ def _special(node: Node) -> Term | None:
         return Term("absolute", node, through_shapes(margin[1]), signs=margin[0])
     before = through_shapes(below(node)) if kind_of(node) == Op.CTC_LOSS else None
     before = through_shapes(below(before)) if adds_bias(before) else before
-    mistake = LOGITS_IN_CTC if kind_of(before) in LAYERS else _BEFORE_CTC.get(kind_of(before))
-    return None if mistake is None else Term("classes", node, before, mistakes={mistake: 1.0})
+    mistake = LOGITS_IN_CTC if kind_of(before) in LAYERS else ""
+    if kind_of(node) == Op.CTC_LOSS and squashed(before)[0] == Op.SOFTMAX:
+        mistake = PROBABILITIES_IN_CTC
+    return Term("classes", node, before, mistakes={mistake: 1.0}) if mistake else None
 
 
 def _policy(node: Node) -> Term | None:

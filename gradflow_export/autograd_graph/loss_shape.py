@@ -42,8 +42,6 @@ RESHAPES = frozenset((Op.RESHAPE_ALIAS, Op.SQUEEZE, Op.UNSAFE_VIEW, Op.UNSQUEEZE
 """Nodes that show all entries in their order."""
 COPIES = frozenset((Op.ALIAS, Op.CLONE, Op.TO_COPY))
 """Nodes that show the same entries in the same shape."""
-_CHOICES = frozenset((Op.INDEX, Op.SELECT, Op.SLICE))
-_SQUASHING = frozenset((Op.SIGMOID, Op.SOFTMAX))
 _AROUND_LOGARITHMS = frozenset((Op.ADD, Op.CLAMP, Op.LOG, Op.NEG, Op.RSUB, Op.SUB))
 
 
@@ -113,23 +111,6 @@ def argument(node: Node) -> Node:
             break
         node = below(node) if below(node) is not None else below(node, 1)
     return node
-
-
-def twice(node: Node) -> str | None:
-    """Return which activation stands directly before a softmax or sigmoid that gives probabilities.
-
-    Args:
-        node: What made the probabilities.
-
-    Returns:
-        ``"Softmax"`` or ``"Sigmoid"``; ``None`` where logits enter, or where this makes no probabilities.
-    """
-    if kind_of(node) not in _SQUASHING:
-        return None
-    source = below(node)
-    while kind_of(source) in RESHAPES | COPIES | _CHOICES:
-        source = below(source)
-    return kind_of(source) if kind_of(source) in _SQUASHING else None
 
 
 def over_positions(softmax: Node, dim: int, layers: frozenset[str]) -> bool:

@@ -229,9 +229,14 @@ class ArrivalInstrument(Reader):
             fact, places = f"parameter.{name}_gradient", np.asarray(where)
             self._out.append(Clue(fact, step.owned.sites, stack_scalars(values), places, nan_is_missing=True))
 
-    def _arrives(self, slot: Slot, gradient: Tensor) -> None:
+    def _arrives(self, slot: Slot, gradient: Tensor | None) -> None:
         parameter = slot()
-        if parameter is None or gradient.layout is not torch.strided or torch.compiler.is_compiling():
+        if (
+            parameter is None
+            or gradient is None
+            or gradient.layout is not torch.strided
+            or torch.compiler.is_compiling()
+        ):
             return
         with torch.no_grad():
             found = None if parameter.grad is None else _size(parameter.grad)

@@ -99,6 +99,7 @@ def share_error(second_moment: Tensor, epsilon: float, whole: int) -> Tensor:
     return off.clamp_max(1.0)
 
 
+@np.errstate(divide="ignore", invalid="ignore", over="ignore")  # gradients may be Inf or NaN, and so are the results
 def moments_of_many(
     gradients: Sequence[Tensor],
     second_moments: Sequence[Tensor],

@@ -21,6 +21,31 @@ class Sequences(nn.Module):
         return self.last(every[self.used].reshape(-1, 5))
 
 
+class Product(torch.autograd.Function):
+    """A product whose author gives no gradient to its weight."""
+
+    @staticmethod
+    def forward(context, x, weight):
+        context.save_for_backward(weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(context, gradient):
+        (weight,) = context.saved_tensors
+        return gradient @ weight.T, None
+
+
+class Own(nn.Module):
+    """A layer that is trained, and a weight that no gradient comes to."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.weight = nn.Linear(6, 4), nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, x):
+        return Product.apply(self.layer(x), self.weight)
+
+
 class Halves(nn.Module):
     """The model gives out two things of one node."""
 
@@ -70,3 +95,16 @@ def test_a_mean_along_any_dimensions_before_nll_is_read(dims):
         return F.nll_loss(torch.stack([means, means]).mean(0), torch.randint(3, (len(means),)))
 
     assert trained(model, torch.randn(3, 4, 3, 3), loss) == 6
+
+
+def test_a_function_that_gives_a_weight_no_gradient_is_watched():
+    """``None`` is what it says there is."""
+    assert trained(Own(), torch.randn(8, 6), lambda out: F.cross_entropy(out, torch.randint(3, (8,)))) == 6
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_targets_that_are_infinite_warn_of_nothing():
+    """The gradients are infinite or NaN, which is told as such."""
+    trained(
+        nn.Linear(6, 2), torch.randn(8, 6), lambda out: F.mse_loss(out, torch.tensor([1.0, float("inf")]).expand(8, 2))
+    )

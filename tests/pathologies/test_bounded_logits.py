@@ -131,3 +131,23 @@ def test_the_least_value_is_that_of_the_bounds():
             optimizer.step()
     (issue,) = (issue for issue in exporter.issues if issue.issue_type is IssueType.WRONG_LOSS)
     assert f"{math.log1p(2.0 * math.exp(-1.0)):.3f}" in issue.message
+
+
+TWICE = {
+    "as they are": lambda p: p,
+    "limited": lambda p: p.clamp(1e-3, 1.0 - 1e-3),
+    "dropout": lambda p: F.dropout(p, 0.1),
+    "joined": lambda p: torch.cat([p[:, :2], p[:, 2:]], 1),
+}
+
+
+@pytest.mark.parametrize("between", TWICE)
+@pytest.mark.parametrize("kind", [torch.sigmoid, lambda h: h.softmax(1)])
+def test_probabilities_of_probabilities_are_told_whatever_stands_between(kind, between):
+    """A second sigmoid or softmax, in the loss or in the model; probabilities of logits are in order."""
+
+    def loss(p, y):
+        return F.binary_cross_entropy(p, F.one_hot(y, 4).float())
+
+    assert "probabilities of probabilities" in causes(lambda h: kind(TWICE[between](kind(h))), loss)
+    assert "probabilities of probabilities" not in causes(lambda h: kind(TWICE["dropout"](h)), loss)
