@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradflow_export.autograd_graph.bounds import FIXED
 from gradflow_export.autograd_graph.loss_graph import LAYERS, Node, through_shapes
 from gradflow_export.autograd_graph.loss_shape import shape_of
-from gradflow_export.autograd_graph.nodes import Op, below, by_number, inputs, kind_of, sources_in, walk
+from gradflow_export.autograd_graph.nodes import Op, below, by_number, inputs, kind_of, sources_in, through, walk
 from gradflow_export.hooks.backward_listener import saved
 
 MOST_NODES = 4_000
@@ -69,6 +69,10 @@ _AFFINE = frozenset(
 _WEIGHT_VIEWS = frozenset(
     (Op.T, Op.TO_COPY, Op.VIEW, Op.TRANSPOSE, Op.PERMUTE, Op.RESHAPE_ALIAS, Op.UNSAFE_VIEW, Op.UNSQUEEZE)
 )
+_HEADS = frozenset((
+    Op.ADD, Op.CLAMP, Op.CLAMP_MAX, Op.CLAMP_MIN, Op.DIV, Op.HARDTANH, Op.LEAKY_RELU, Op.MUL, Op.NATIVE_BATCH_NORM,
+    Op.NATIVE_DROPOUT, Op.NATIVE_LAYER_NORM, Op.NEG, Op.SUB,
+))  # fmt: skip
 _TURNS = frozenset((Op.T, Op.TRANSPOSE, Op.PERMUTE))
 """Of a matrix there is but one other order of its dimensions."""
 _FUSED_CELLS = frozenset((Op.MKLDNN_RNN_LAYER, Op.CUDNN_RNN))
@@ -140,6 +144,17 @@ class Layers:
     beside: bool = False
 
 
+def _behind_head(node: Node) -> Node:
+    """Return the layer whose outputs are scaled, shifted, limited or normalised, by parameters or what has no graph."""
+    while kind_of(node) in _HEADS or kind_of(node) in FIXED:
+        given = (part for part in inputs(node) if part is not None)
+        parts = [part for part in given if kind_of(through(part, _WEIGHT_VIEWS)) != Op.LEAF]
+        if len(parts) != 1:
+            break
+        node = through_shapes(parts[0])
+    return node
+
+
 def layers_behind(node: Node, names: Mapping[int, str], turned: Collection[int], root: Node) -> Layers:
     """Follow the graph from what made the predictions.
 
@@ -154,7 +169,8 @@ def layers_behind(node: Node, names: Mapping[int, str], turned: Collection[int],
     start = through_shapes(node)
     if kind_of(start) in FIXED:
         start = through_shapes(below(start))
-    out.own = kind_of(start) in LAYERS and _layer(start, names, turned) is not None
+    head = _behind_head(start)
+    out.own = kind_of(head) in LAYERS and _layer(head, names, turned) is not None
     waiting: deque[tuple[Node, str, tuple[Straight, ...]]] = deque([(start, "", ())])
     seen = {start}
     while waiting:

@@ -27,7 +27,7 @@ def reordered(graph: Graph, names: Mapping[int, str]) -> dict[str, float]:
     out: dict[str, float] = {}
     for node in graph.nodes:
         before = tuple(getattr(node, "_saved_self_sym_sizes", ())) if kind_of(node) in _VIEWS else ()
-        size = cut(before, shape_of(node)) if before else 0
+        size = cut(before, shape_of(node)) if before and 0 not in before else 0
         if size and not _is_meant(below(node)):
             out[owner_below(node, names)] = float(size)
     return out
