@@ -70,7 +70,7 @@ FIXED: Mapping[str, Bounds] = MappingProxyType(
     }
 )
 """What an activation can give out at all, by the name of its node."""
-_MEANS = ("AdaptiveAvgPool", "AvgPool", "Mean", "Upsample")
+_MEANS = ("AdaptiveAvgPool", "AvgPool", Op.MEAN, "Upsample")
 _JOINS = SHAPES | {Op.CAT, Op.LERP, Op.MAXIMUM, Op.MINIMUM, Op.NAN_TO_NUM, Op.STACK, Op.WHERE}
 _LIMITS = frozenset((Op.CLAMP, Op.CLAMP_MAX, Op.CLAMP_MIN, Op.HARDTANH, Op.RELU))
 
@@ -90,9 +90,9 @@ def squashed(node: Node) -> tuple[str, Bounds]:
     bounds = bounds_of(node)
     if bounds.width > NARROW:
         return (Op.RELU if bounds.low >= 0 else ""), bounds
-    made = node
-    while kind_of(made) not in FIXED and not _is_share(made) and sources(made):
-        made = sources(made)[0]
+    made, first = node, next(iter(sources(node)), None)
+    while kind_of(made) not in FIXED and (kind_of(first) in FIXED or bounds_of(first).width <= NARROW):
+        made, first = first, next(iter(sources(first)), None)
     if kind_of(made) in {Op.LOG_SOFTMAX, Op.SAFE_SOFTMAX, Op.SOFTMAX} or _is_share(made):
         return Op.SOFTMAX, bounds
     return (Op.SIGMOID if bounds.low >= 0 or kind_of(made) == Op.SIGMOID else Op.TANH), bounds

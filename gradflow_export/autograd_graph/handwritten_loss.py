@@ -131,10 +131,12 @@ def _weighs(node: Node, kind: str) -> bool:
 def _pairs(node: Node, kind: str, *, whole: bool) -> Form | None:
     """Return a difference or product in which every number of a batch met every other's target.
 
-    A table of more than numbers, such as of distances, is one of pairs where it is not averaged as a ``whole``.
+    Where a table of products, or of more than numbers, is not averaged as a ``whole``, pairs may be meant.
     """
     graph, made = _alone(node) if kind in {Op.MUL, Op.RSUB, Op.SUB} else None, shape_of(node)
-    if graph is None or len(made) < 2 or made[0] != made[1] or made[0] < 3 or (len(made) > 2 and not whole):
+    if graph is None or len(made) < 2 or made[0] != made[1] or made[0] < 3:
+        return None
+    if not whole and (kind == Op.MUL or len(made) > 2):
         return None
     graph = below(graph) if kind_of(graph) == Op.EXPAND else graph
     given, column = shape_of(graph), (made[0], 1, *made[2:])
@@ -200,7 +202,7 @@ def _unaligned(node: Node) -> Form | None:
 
 
 def _chosen(node: Node) -> Form | None:
-    """Return nll_loss of rows of a log_softmax that runs along the samples, or of limited probabilities."""
+    """Return nll_loss of rows of a log_softmax that runs along the samples."""
     inner = below(node)
     while kind_of(inner) in {Op.INDEX, Op.INDEX_SELECT, Op.SLICE, Op.TO_COPY}:
         inner = below(inner)

@@ -341,6 +341,12 @@ def _some(term: Term) -> bool:
     return term.predictions is not None and term.predictions.numel() < math.prod(shape_of(term.behind))
 
 
+def _in_order(scores: Tensor, predictions: Tensor) -> bool:
+    """Whether scores have the shape of predictions, or were put in rows for each position."""
+    flat = predictions.dim() == 2 and scores.shape[-1] == predictions.shape[1]
+    return scores.shape == predictions.shape or (flat and scores.numel() == predictions.numel())
+
+
 def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, list[Tensor]]:
     if predictions.dim() < 2 or targets.numel() * predictions.shape[1] != predictions.numel():
         return 0, []
@@ -351,8 +357,7 @@ def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, lis
         counts &= y != term.ignored
     if RELU_BEFORE_CE in term.mistakes:
         result = saved(term.behind, "result")
-        flat = result is not None and predictions.dim() == 2 and result.shape[-1] == predictions.shape[1]
-        if result is None or result.device.type != "cpu" or not (flat or result.shape == predictions.shape):
+        if result is None or result.device.type != "cpu" or not _in_order(result, predictions):
             del term.mistakes[RELU_BEFORE_CE]
         else:
             rows = some_rows(result.reshape(predictions.shape).movedim(1, -1).reshape(-1, predictions.shape[1]))

@@ -265,9 +265,7 @@ class LossInstrument:
             self._awaited[id(predictions)] = briefly(predictions)
             self._sent.place(predictions)
 
-    def _sent_back(self, gradient: Tensor | None) -> None:
-        if gradient is None:
-            return
+    def _sent_back(self, gradient: Tensor) -> None:
         with torch.no_grad():
             held = local(gradient)
             samples, entries = held.shape[0] if held.dim() else 1, held.numel()

@@ -104,9 +104,10 @@ class RankBottleneck(Rule):
     """Report the first block whose output has a far lower effective rank than its input.
 
     Not reported: a narrow code that fits its data, because the dropped directions carried no information; an output of
-    as high a rank as there are directions, two or more, that hold most of the targets' variance; a layer whose output
-    goes to the loss, because the task sets its width; and one on a branch, such as the scores of attention pooling,
-    where what the branch is fed with reaches the loss by another way too.
+    as high a rank as there are directions, two or more, that hold most of the targets' variance, or as the curved
+    surface on which the targets lie has dimensions; a layer whose output goes to the loss, because the task sets its
+    width; and one on a branch, such as the scores of attention pooling, where what the branch is fed with reaches the
+    loss by another way too.
 
     Where the graph was not read, a chain counts as reaching the loss. If the following layers have an even lower rank,
     the network narrows towards its output, as with pooling and few classes; this counts only if the loss was read and
