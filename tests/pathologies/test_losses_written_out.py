@@ -202,6 +202,6 @@ UNLIKELY = {
 def test_a_likelihood_without_a_minus_is_told_in_any_form(form, missing):
     """What each answer is pulled to tells it, whatever the loss is written like; with the minus all is in order."""
     sign = 1.0 if missing else -1.0
-    found = run(net(), lambda s, y: sign * UNLIKELY[form](s, y), classes, lr=1e-2)[0].issues
+    found = run(net(), lambda s, y: sign * UNLIKELY[form](s, y), classes, steps=25, lr=3e-2)[0].issues
     causes = {issue.cause for issue in found if issue.issue_type is IssueType.WRONG_LOSS}
     assert bool(causes & {"loss is maximised", "log-probabilities without a minus"}) == missing
