@@ -112,8 +112,8 @@ def before_logits(node: Node, classes: int = 0) -> dict[str, float]:
     """
     activation, bounds = squashed(node)
     if not classes and activation:
-        least = {Op.SIGMOID: math.log1p(math.exp(-1.0))}
-        return {} if bounds.low == -math.inf else {_BEFORE_BCE[activation]: least.get(activation, 1.0)}
+        least = math.log1p(math.exp(-min(bounds.high, _FAR))) if activation == Op.SIGMOID else 1.0
+        return {} if bounds.low == -math.inf else {_BEFORE_BCE[activation]: least}
     if classes < 2 or not activation or (activation == Op.RELU != kind_of(node)):
         return {}
     return {_BEFORE_CE[activation]: math.log1p((classes - 1) * math.exp(-min(bounds.width, _FAR)))}
@@ -125,6 +125,8 @@ def _bounds(node: Node, known: dict[Node, Bounds]) -> Bounds:
         return FIXED[kind]
     if node is None or _is_share(node):
         return ANY if node is None else FIXED[Op.SOFTMAX]
+    if not (kind in _KNOWN or kind.startswith(_MEANS)):
+        return ANY
     if node not in known and len(known) < _MOST_NODES:
         known[node] = ANY  # until all below it is known
         known[node] = _computed(node, kind, [_bounds(source, known) for source in sources(node)])
@@ -223,3 +225,4 @@ _BY_ONE: Mapping[str, Callable[[Node, Bounds], Bounds]] = MappingProxyType(
         Op.SQRT: lambda _, bounds: Bounds(0.0, max(bounds.high, 0.0) ** 0.5, max(bounds.high, 0.0) ** 0.5),
     }
 )
+_KNOWN = _JOINS | _LIMITS | _BY_ONE.keys() | {Op.ADD, Op.DIV, Op.MUL, Op.RSUB, Op.SUB}

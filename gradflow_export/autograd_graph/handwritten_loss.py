@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gradflow_export.autograd_graph.bounded_logits import bounded, of_one, summed_up, written
+from gradflow_export.autograd_graph.bounded_logits import Form, bounded, of_one, summed_up, written
 from gradflow_export.autograd_graph.bounds import bounds_of
 from gradflow_export.autograd_graph.drawn_together import drawn_together, own_positives, with_itself
 from gradflow_export.autograd_graph.loss_balance import scales_that_fall
 from gradflow_export.autograd_graph.loss_domain import sign_of
+from gradflow_export.autograd_graph.loss_graph import through_shapes
 from gradflow_export.autograd_graph.loss_shape import SHAPES, adds_bias, argument, dim_of, factor_of, shape_of, signed
 from gradflow_export.autograd_graph.nodes import Op, below, inputs, kind_of, sources, through
 from gradflow_export.autograd_graph.picked_loss import true_of_two
@@ -37,8 +38,6 @@ from gradflow_export.records.loss_mistakes import (
 )
 
 Node = Any
-Form = tuple[str, float, Node]
-"""What is wrong, its number, and the node that made the predictions."""
 
 _NEAR = 96
 _LINEAR = SHAPES | frozenset((
@@ -94,16 +93,9 @@ def _form(node: Node, kind: str, sign: float) -> Form | None:
 
 def _clamped(node: Node) -> Form | None:
     """Return a binary cross-entropy of a layer's outputs that were cut off at 0 and 1."""
-    limit = _bare(below(node))
-    layer = _bare(below(limit)) if kind_of(limit) in _LIMITS else None
+    limit = through_shapes(below(node))
+    layer = through_shapes(below(limit)) if kind_of(limit) in _LIMITS else None
     return (CLAMPED_SCORES, 1.0, layer) if _gives_scores(layer) else None
-
-
-def _bare(node: Node) -> Node:
-    """Return the first node from here that does more than change shape or number format."""
-    while kind_of(node) in SHAPES:
-        node = below(node)
-    return node
 
 
 def _gives_scores(node: Node) -> bool:
@@ -146,7 +138,7 @@ def _pairs(node: Node, kind: str, *, whole: bool) -> Form | None:
             return None
     if given not in {made[1:], column} or _is_meant(graph, column):
         return None
-    return BROADCAST, float(made[0]), _bare(graph)
+    return BROADCAST, float(made[0]), through_shapes(graph)
 
 
 def _is_meant(node: Node, column: tuple[int, ...]) -> bool:
@@ -169,7 +161,7 @@ def _is_table(node: Node) -> bool:
 
 def _log_softmax(node: Node) -> Form | None:
     """Return a log_softmax of probabilities, or one of a layer's outputs along the samples."""
-    shape, dim, inner = shape_of(node), dim_of(node), _bare(below(node))
+    shape, dim, inner = shape_of(node), dim_of(node), through_shapes(below(node))
     if dim is None or not shape:
         return None
     for mistake, least in bounded(inner, shape[dim]):
@@ -181,8 +173,8 @@ def _log_softmax(node: Node) -> Form | None:
 
 def _unlikely(node: Node, kind: str) -> Form | None:
     """Return logarithms of the probabilities of what is true, added to a loss as they are: without a minus."""
-    softmax = _bare(below(node)) if kind in {Op.GATHER, Op.INDEX} else None
-    made = _bare(below(softmax)) if kind_of(softmax) == Op.LOG_SOFTMAX else true_of_two(node)
+    softmax = through_shapes(below(node)) if kind in {Op.GATHER, Op.INDEX} else None
+    made = through_shapes(below(softmax)) if kind_of(softmax) == Op.LOG_SOFTMAX else true_of_two(node)
     return None if made is None else (UNLIKELY, 1.0, made)
 
 
@@ -198,7 +190,7 @@ def _unaligned(node: Node) -> Form | None:
             dims[one], dims[other] = dims[other], dims[one]
         axis, made = dims[axis], below(made)
     wrong = kind_of(made) == Op.LOG_SOFTMAX and len(shape_of(made)) == 3 and dim_of(made) != axis
-    return (OVER_POSITIONS, 1.0, _bare(below(made))) if wrong else None
+    return (OVER_POSITIONS, 1.0, through_shapes(below(made))) if wrong else None
 
 
 def _chosen(node: Node) -> Form | None:
@@ -212,18 +204,18 @@ def _chosen(node: Node) -> Form | None:
         and len(shape_of(inner)) == 2
         and dim_of(inner) == 0
     ):
-        return OVER_POSITIONS, 1.0, _bare(below(inner))
+        return OVER_POSITIONS, 1.0, through_shapes(below(inner))
     return None
 
 
 def _cosines(node: Node) -> Form | None:
     """Return a cross-entropy of cosines, of features with a weight for each class or scaled down, which stay small."""
-    softmax = _bare(below(node)) if kind_of(node) == Op.NLL_LOSS else node
-    product, scale = _scaled(_bare(below(softmax)))
+    softmax = through_shapes(below(node)) if kind_of(node) == Op.NLL_LOSS else node
+    product, scale = _scaled(through_shapes(below(softmax)))
     if kind_of(softmax) not in {Op.LOGSUMEXP, Op.LOG_SOFTMAX} or kind_of(product) not in {Op.LINEAR, Op.MM}:
         return None
-    sides = [_bare(below(product, index)) for index in (0, 1)]
-    whole = [_bare(below(side)) for side in sides if _is_normalised(side)]
+    sides = [through_shapes(below(product, index)) for index in (0, 1)]
+    whole = [through_shapes(below(side)) for side in sides if _is_normalised(side)]
     classes = shape_of(product)[-1]
     small = scale < 1.0 or (scale == 1.0 and any(hasattr(side, "variable") for side in whole))
     if len(whole) != 2 or classes < 4 or not small:
@@ -236,18 +228,20 @@ def _scaled(node: Node) -> tuple[Node, float]:
     scale = 1.0
     while kind_of(node) == Op.MASKED_FILL or not math.isnan(factor_of(node)):
         factor = 1.0 if kind_of(node) == Op.MASKED_FILL else factor_of(node)
-        scale, node = scale * abs(factor), _bare(below(node))
+        scale, node = scale * abs(factor), through_shapes(below(node))
     return node, scale
 
 
 def _is_normalised(node: Node) -> bool:
     if kind_of(node) == Op.CAT:  # as two views of each sample
-        return all(_is_normalised(_bare(part)) for part in inputs(node))
+        return all(_is_normalised(through_shapes(part)) for part in inputs(node))
     if kind_of(node) != Op.DIV:
         return False
-    size = _bare(below(node, 1))
-    size = _bare(below(size)) if kind_of(size) in _LIMITS else size
-    return kind_of(size) in {Op.LINALG_VECTOR_NORM, Op.NORM} and _bare(below(size)) is _bare(below(node))
+    size = through_shapes(below(node, 1))
+    size = through_shapes(below(size)) if kind_of(size) in _LIMITS else size
+    return kind_of(size) in {Op.LINALG_VECTOR_NORM, Op.NORM} and through_shapes(below(size)) is through_shapes(
+        below(node)
+    )
 
 
 def _overlap(node: Node, sign: float) -> Form | None:
@@ -255,7 +249,7 @@ def _overlap(node: Node, sign: float) -> Form | None:
     shared = [part for part in _summed(below(node)) if kind_of(part) in {Op.BMM, Op.MUL} and _alone(part) is not None]
     if not shared or below(node, 1) is None:
         return None
-    predicted = _bare(_alone(shared[0]))
+    predicted = through_shapes(_alone(shared[0]))
     sizes = [part for part in _summed(below(node, 1)) if predicted is not None and _holds(part, predicted)]
     if not sizes:
         return None
@@ -266,7 +260,7 @@ def _overlap(node: Node, sign: float) -> Form | None:
     over_batch = kind_of(below(predicted)) == Op.CONVOLUTION and dim_of(predicted) == 0
     if kind_of(predicted) == Op.SOFTMAX and over_batch and len(shape_of(below(predicted))) == len(shape_of(predicted)):
         return SOFTMAX_OVER_BATCH, 1.0, predicted
-    several = kind_of(_bare(below(node, 1))) in {Op.ADD, Op.SUB}
+    several = kind_of(through_shapes(below(node, 1))) in {Op.ADD, Op.SUB}
     minimised = sign > 0 and several and kind_of(predicted) in {Op.SIGMOID, Op.SOFTMAX}
     return (OVERLAP_MINIMISED, 1.0, predicted) if minimised else None
 
@@ -298,8 +292,8 @@ def _summed(node: Node) -> list[Node]:
         here = waiting.pop()
         kind = kind_of(here)
         if kind in {Op.MEAN, Op.SUM}:
-            inner = _bare(below(here))
-            weighted = _bare(_alone(inner)) if kind_of(inner) == Op.MUL else None
+            inner = through_shapes(below(here))
+            weighted = through_shapes(_alone(inner)) if kind_of(inner) == Op.MUL else None
             if kind_of(inner) in {Op.BMM, Op.MEAN, Op.SUM} or kind_of(weighted) in {Op.BMM, Op.MEAN, Op.SUM}:
                 waiting.append(weighted or inner)
             elif inner is not None:
@@ -315,7 +309,7 @@ def _logarithm(node: Node) -> Form | None:
     """Return targets times the logarithm of a layer's outputs, where probabilities were meant."""
     if (below(node) is None) == (below(node, 1) is None):
         return None
-    log = _bare(below(node) if below(node) is not None else below(node, 1))
+    log = through_shapes(below(node) if below(node) is not None else below(node, 1))
     made = argument(log) if kind_of(log) == Op.LOG else None
     return (SCORES_IN_LOGARITHM, 1.0, made) if made is not log and _gives_scores(made) else None
 
@@ -331,7 +325,11 @@ def _focal(node: Node) -> Form | None:
                 scores = shape_of(below(loss))
                 inner = below(weight)
                 inner = below(inner) if kind_of(inner) == Op.NEG else inner
-                return (FOCAL_OF_MEAN, 1.0, _bare(below(loss))) if inner is loss and scores and scores[0] > 1 else None
+                return (
+                    (FOCAL_OF_MEAN, 1.0, through_shapes(below(loss)))
+                    if inner is loss and scores and scores[0] > 1
+                    else None
+                )
             if kind_of(weight) not in {Op.ADD, Op.MUL, Op.NEG, Op.POW, Op.RSUB, Op.SUB}:
                 break
             weight = below(weight) if below(weight) is not None else below(weight, 1)
@@ -340,11 +338,11 @@ def _focal(node: Node) -> Form | None:
 
 def _rates(node: Node) -> Form | None:
     """Return ``exp(x) - target * x`` where x is no logarithm of a rate but the rate."""
-    rate, product = below(node), _bare(below(node, 1))
+    rate, product = below(node), through_shapes(below(node, 1))
     if kind_of(rate) != Op.EXP or kind_of(product) != Op.MUL or (below(product) is None) == (below(product, 1) is None):
         return None
-    made = _bare(below(rate))
-    same = made is _bare(below(product) if below(product) is not None else below(product, 1))
+    made = through_shapes(below(rate))
+    same = made is through_shapes(below(product) if below(product) is not None else below(product, 1))
     return (RATES_IN_POISSON, 1.0, made) if same and bounds_of(made).low >= 0 else None
 
 

@@ -1,5 +1,6 @@
 """Bounds of what a node can give out hold for whatever enters, however operations are put together."""
 
+import math
 import random
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gradflow_export.autograd_graph.bounds import bounds_of
+from gradflow_export.autograd_graph.bounds import before_logits, bounds_of
 
 ONE = (
     torch.sigmoid, torch.tanh, torch.relu, torch.sin, torch.cos, F.softplus, F.elu, F.hardtanh, F.relu6, F.hardsigmoid,
@@ -72,3 +73,13 @@ def test_bounds_are_as_narrow_as_they_should_be():
         (x, (-float("inf"), float("inf"), float("inf"))),
     ):
         assert bounds_of(made.grad_fn) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
+def test_the_least_loss_is_that_of_the_bounds(scale):
+    """Of a positive whose logit is a scaled sigmoid, and of three classes; nothing bounds the outputs of a layer."""
+    x = nn.Linear(5, 3)(torch.randn(4, 5))
+    made = (scale * torch.sigmoid(x)).grad_fn
+    assert list(before_logits(made).values()) == pytest.approx([math.log1p(math.exp(-scale))])
+    assert list(before_logits(made, 3).values()) == pytest.approx([math.log1p(2.0 * math.exp(-scale))])
+    assert before_logits(x.grad_fn) == before_logits(x.grad_fn, 3) == {}
