@@ -50,7 +50,9 @@ LEVEL = 0.8
 LEARNED = 0.3
 """Share of the best constant's loss below which nobody asks how much more could be learned."""
 TESTED_EVERY = 3
-"""Readings between two tests."""
+"""Fewest readings between two tests."""
+NEW = 0.125
+"""Least share of the rows that are new since the last test."""
 LABELS = 32
 """Fewest labels of a margin loss that are judged."""
 PER_CLASS = 12
@@ -67,7 +69,7 @@ class Remembered:
 
     def __init__(self) -> None:
         self._rows: deque[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]] = deque()
-        self._total = self._readings = self._uniform = 0
+        self._total = self._readings = self._uniform = self._tested = 0
         self._shape: tuple[Any, ...] = ()
         self._first: Floats | None = None
         self._varies = False
@@ -111,8 +113,9 @@ class Remembered:
             out["loss.affine_depth"] = float(length)
             out["loss.idle_activations"] = float(found.idle)
             out["loss.affine_norms"] = float(sum(straight.normalised for straight in run[:-1]))
-        if out:
+        if out and self._is_due():
             out.update(self._copies(found))
+            self._tested = self._total
         told = {metric: {found.site: value} for metric, value in out.items() if not math.isnan(value)}
         told.update(parts_of(found.site, self._parts))
         if length > 1:
@@ -231,7 +234,7 @@ class Remembered:
         # Few readings are judged: the test takes some milliseconds, which is much beside all the rest.
         if found.even and kind not in {"margin", "soft"} and 2 * self._uniform <= self._readings:
             self._lately.append(column_losses(kind, predictions, targets))
-        due = self._readings % TESTED_EVERY == 0
+        due = self._is_due()
         if due and len(self._lately) == TESTED_EVERY:
             self._parts["over_constant"] = np.mean(self._lately, axis=0) / column_levels(kind, y)
         left = mean > LEARNED * constant or any((shares > BEHIND).any() for shares in self._parts.values())
@@ -239,9 +242,14 @@ class Remembered:
             out.update(self._dependence(found, constant, tested=mean > LEVEL * constant or not found.bends))
         return out
 
+    def _is_due(self) -> bool:
+        """Whether many of the rows are new: to judge all takes a hundred times what it takes to add some."""
+        rows = sum(len(y) for _, y in self._rows)
+        return self._readings % TESTED_EVERY == 0 and self._total - self._tested >= NEW * rows
+
     def _copies(self, found: Found) -> dict[str, float]:
-        """Return which column of the inputs is the target; asked as seldom as dependence is."""
-        if self._readings % TESTED_EVERY or not (found.own and self._rows) or found.tokens or not all(found.steps):
+        """Return which column of the inputs is the target."""
+        if not (found.own and self._rows) or found.tokens or not all(found.steps):
             return {}
         x, y = (np.concatenate([pair[part] for pair in self._rows]).astype(np.float64) for part in (0, 1))
         steps = found.steps if found.every == 1 else (1, found.inputs)
