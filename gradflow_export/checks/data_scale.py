@@ -10,9 +10,8 @@ import numpy as np
 
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, surest
-from gradflow_export.rules.evidence import layers_of, no_better, none_better, past, seen
+from gradflow_export.rules.evidence import layers_of, no_better, none_better, seen
 from gradflow_export.rules.history import History
-from gradflow_export.rules.signals import stuck
 
 _NORMALISE = (
     "normalize the features with the statistics of the training set, x = (x - mean) / std (pixels: x / 255, or "
@@ -57,8 +56,9 @@ class DataScale(Check):
     Source: LeCun et al. 1998, Efficient BackProp, section 4.3.
 
     Attributes:
-        large: Minimum magnitude of inputs, and of the largest feature.
-        uneven: Minimum ratio of the largest to a typical feature; with ``extreme``, whatever the loss does.
+        large: Minimum magnitude of inputs.
+        uneven: Minimum ratio of the largest to a typical feature of large inputs; with ``extreme``, whatever the loss
+            does.
         small: Maximum magnitude that is too small.
         extreme: Minimum magnitude that is reported immediately.
         settle: Number of steps in which a model can show that it learns anyway.
@@ -79,7 +79,7 @@ class DataScale(Check):
 
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.DATA_SCALE,)
     evidence: ClassVar[tuple[str, ...]] = ("input.rms",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "input.rms")
+    remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the inputs of this record."""
@@ -88,23 +88,19 @@ class DataScale(Check):
     def _of(self, record: StepRecord, history: History, site: str) -> Iterable[Finding]:
         """Yield what is odd about the inputs of one layer, for sure where it does harm."""
         size, normalised = seen(record, "input.rms", site), seen(record, "input.normalised", site)
-        harmed = self._harmed(record, history)
+        harmed = history.seen >= self.settle and none_better(history, self.level, 3) is not None
         if (seen(record, "input.squeezed_share", site) or 0.0) >= self.squeezed:
             yield replace(_squeezed(record, site, self.squeezed), sure=harmed)
         ratio, constant = seen(record, "input.feature_ratio", site), seen(record, "input.constant_share", site)
         # What all samples share is left of them where they differ by less than that share of their size.
         spread = (seen(record, "input.std", site) or 0.0) / size if size and normalised != 1.0 else 1.0
         if constant == 1.0 or spread <= self.small:
-            often = len(past(history, "input.rms", site)) >= 3
-            yield replace(_same(site, 0.0 if constant == 1.0 else spread), sure=often and harmed)
+            yield replace(_same(site, 0.0 if constant == 1.0 else spread), sure=harmed)
         # What normalises behind the layer makes it blind to large inputs, not to those that vanish beside its bias.
-        if size is None or not np.isfinite(size) or (normalised != 0.0 and not 0 < size <= self.small):
+        large = size is not None and self.large <= size < np.inf and normalised == 0.0
+        if size is None or not (large or 0 < size <= self.small):
             return
-        greatest = seen(record, "input.max", site) or 0.0
-        uneven = ratio is not None and ratio >= self.uneven and greatest >= self.large
-        if not (size >= self.large or 0 < size <= self.small or uneven):
-            return
-        apart = ratio if uneven else None
+        apart = ratio if large and ratio is not None and ratio >= self.uneven else None
         lost = size >= self.extreme and self._lost(history)
         medium = harmed or (apart or 0.0) >= self.extreme
         severity = Severity.HIGH if lost else Severity.MEDIUM if medium else Severity.LOW
@@ -115,12 +111,7 @@ class DataScale(Check):
         """Whether the model has never come near the best constant prediction."""
         series = history.at_sites("loss.over_constant")
         values = series.values[series.present]
-        return len(values) > 0 and bool((values >= 3.0).all() or not np.isfinite(values).all())
-
-    def _harmed(self, record: StepRecord, history: History) -> bool:
-        if not history.at_sites("loss.over_constant").sites:
-            return stuck(history, span=2 * self.settle)
-        return history.seen >= self.settle and none_better(history, self.level, 3) is not None
+        return len(values) > 0 and bool((values >= 3.0).all())
 
     def _finding(self, record: StepRecord, site: str, size: float, ratio: float | None, severity: Severity) -> Finding:
         mean, spread = seen(record, "input.mean", site) or 0.0, seen(record, "input.std", site) or 0.0
@@ -218,7 +209,7 @@ class TargetScale(Check):
 
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.DATA_SCALE,)
     evidence: ClassVar[tuple[str, ...]] = ("target.reach",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "target.rms")
+    remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the targets of this record."""
@@ -247,8 +238,6 @@ class TargetScale(Check):
             )
 
     def lasts(self, issue: Issue, history: History) -> bool:
-        """Return whether targets are of such a size still, and no better answered: to come nearer is no end of it."""
-        sites = {*history.at_sites("target.rms").sites, *([RUN_SITE] if history.run("target.rms").count else [])}
-        sizes = {site: past(history, "target.rms", site)[-1:].sum() for site in sites}
-        wide = [site for site, size in sizes.items() if size >= self.large or 0 < size <= self.small]
-        return any(no_better(history, site, 0.9, 3) is not None for site in wide)
+        """Return whether targets are no better answered still: to come nearer to them is no end of it."""
+        sites = (*history.at_sites("loss.over_constant").sites, RUN_SITE)
+        return any(no_better(history, site, 0.9, 3) is not None for site in sites)

@@ -11,7 +11,7 @@ import numpy as np
 from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.history import History, SiteSeries
-from gradflow_export.rules.signals import AGAIN, begun
+from gradflow_export.rules.signals import begun
 
 
 class _Left(NamedTuple):
@@ -67,7 +67,7 @@ class StaleGradient(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the followed parameters of this record and of those before it."""
-        return (*self._sums(record, history), *self._of_others(record, history))
+        return (*self._sums(history), *self._of_others(record, history))
 
     def _of_others(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         foreign = history.at_sites("parameter.foreign_gradient")
@@ -92,9 +92,9 @@ class StaleGradient(Check):
             ),
         )
 
-    def _sums(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+    def _sums(self, history: History) -> tuple[Finding, ...]:
         stale, kept = (history.at_sites(f"parameter.{name}_gradient") for name in ("stale", "kept"))
-        if not record.facts.get("parameter.stale_gradient") or stale.values.shape != kept.values.shape:
+        if stale.values.shape != kept.values.shape:
             return ()
         # The first step after a pause of the instrument has nothing before it that could be left over.
         told = stale.present & kept.present & (kept.values > 0) & np.isfinite(stale.values)
@@ -158,8 +158,7 @@ class ClearedGradients(Check):
         A gradient was present at any of the followed parameters in one of the last four readings.
 
     Attributes:
-        readings: Minimum number of consecutive readings; three consecutive steps are enough if gradients were present
-            before.
+        readings: Minimum number of consecutive readings.
         patience: One; ``readings`` already requires persistence.
     """
 
@@ -174,11 +173,9 @@ class ClearedGradients(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the followed parameters of this record and of those before it."""
         kept = history.at_sites("parameter.kept_gradient")
-        if not record.facts.get("parameter.kept_gradient") or len(kept.steps) < self.readings:
+        if len(kept.steps) < self.readings:
             return ()
-        now = begun(kept.steps, kept.present & (kept.values == 0)) < len(kept.steps)
-        readings = AGAIN if now.any() else self.readings
-        values, present = kept.values[-readings:], kept.present[-readings:]
+        values, present = kept.values[-self.readings :], kept.present[-self.readings :]
         gone = present.all(axis=0) & (values == 0).all(axis=0)
         if not gone.any() or (present & ~gone).any():
             return ()
@@ -189,11 +186,11 @@ class ClearedGradients(Check):
                 ("",),
                 0.0,
                 0.0,
-                f"gradients reached {some(tuple(compress(kept.sites, gone)))} in each of {readings} steps and were "
+                f"gradients reached {some(tuple(compress(kept.sites, gone)))} in each of {self.readings} steps and were "
                 "gone when the optimizer stepped: they are cleared between backward() and step().",
                 "clear gradients before the backward pass, not after it: optimizer.zero_grad(); loss.backward(); "
                 "optimizer.step().",
-                since=int(kept.steps[-readings]),
+                since=int(kept.steps[-self.readings]),
                 cause="cleared before the step",
                 origin="cleared before the step",
             ),
@@ -244,7 +241,7 @@ class DroppedGradients(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the followed parameters of this record and of those before it."""
         dropped = history.at_sites("parameter.dropped_gradient")
-        if not record.facts.get("parameter.dropped_gradient") or len(dropped.steps) < self.readings:
+        if len(dropped.steps) < self.readings:
             return ()
         values, present = dropped.values[-self.readings :], dropped.present[-self.readings :]
         if not present.any(axis=1).all() or not (values[present] > 0).all():
