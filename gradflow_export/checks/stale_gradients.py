@@ -186,8 +186,8 @@ class ClearedGradients(Check):
                 ("",),
                 0.0,
                 0.0,
-                f"gradients reached {some(tuple(compress(kept.sites, gone)))} in each of {self.readings} steps and were "
-                "gone when the optimizer stepped: they are cleared between backward() and step().",
+                f"gradients reached {some(tuple(compress(kept.sites, gone)))} in each of {self.readings} steps and "
+                "were gone when the optimizer stepped: they are cleared between backward() and step().",
                 "clear gradients before the backward pass, not after it: optimizer.zero_grad(); loss.backward(); "
                 "optimizer.step().",
                 since=int(kept.steps[-self.readings]),
