@@ -84,15 +84,9 @@ class SumInstrument(Reader):
                 told = 1.0 + (depth - 1.0) * (self._left() > 0).double()
             self._told.append(told)
 
-    def before(self, step: OptimizerStep) -> None:
-        """Count the steps; within a closure passes are of one step."""
-        if not step.closure:
-            self._step += 1
-
     def after(self, step: OptimizerStep) -> None:
-        """Count the steps with a closure."""
-        if step.closure:
-            self._step += 1
+        """Count the steps; within a closure passes are of one step."""
+        self._step += 1
 
     def drain(self) -> Drained:
         """Give out the longest row of nested losses since the last call."""
@@ -169,12 +163,10 @@ class NestedLosses(Check):
         loss that contains another one once, as with two players.
 
     Attributes:
-        readings: Minimum number of readings with two nested losses, among the last 16.
-        deep: Number of nested losses for which two readings suffice.
-        patience: One; ``readings`` already requires persistence.
+        deep: Minimum number of nested losses, in two of the last 16 readings.
+        patience: One; two readings already require persistence.
     """
 
-    readings: int = 4
     deep: int = 3
     patience: int = 1
 
@@ -186,11 +178,8 @@ class NestedLosses(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the losses of this record and of those before it."""
         depth, past = seen(record, "loss.nested"), history.run("loss.nested")
-        if depth is None or depth < 2:
-            return ()
         recent = past.values[-16:]
-        often = (recent >= 2).sum() >= max(self.readings, 0.5 * len(recent))
-        if not often and (recent >= self.deep).sum() < 2:
+        if depth is None or depth < 2 or (recent >= self.deep).sum() < 2:
             return ()
         return (
             Finding(
