@@ -248,7 +248,7 @@ class EmptyLoss(Check):
         One of 20 losses, or one gradient, was not 0.
 
     Attributes:
-        least: Minimum number of losses, and of half as many gradients, before anything is reported.
+        least: Minimum number of losses before anything is reported.
     """
 
     least: int = 20
@@ -263,8 +263,7 @@ class EmptyLoss(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge all losses so far."""
         loss, gradient = history.run("loss"), history.run("gradient.total_norm")
-        told = loss.count >= self.least and 2 * gradient.count >= self.least
-        if not (told and loss.low == loss.high == gradient.low == gradient.high == 0.0):
+        if loss.count < self.least or not loss.low == loss.high == gradient.low == gradient.high == 0.0:
             return ()
         return (
             Finding(
@@ -276,7 +275,7 @@ class EmptyLoss(Check):
                 f"All {loss.count} losses up to step {record.step} and all gradients were 0: each target is ignored.",
                 "check that unmasked targets remain: (labels != -100).sum() must not be 0; check the mask, "
                 "ignore_index and the weights of the loss.",
-                since=int(loss.steps[0]) if loss.count <= len(loss.steps) else 1,
+                since=1,
                 cause="empty",
                 origin="empty",
             ),

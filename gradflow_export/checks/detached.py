@@ -212,7 +212,7 @@ class CutOff(Check):
         layers = layers_of(record, "cut_off.receives")
         given = tuple(site for site in layers if record.fact("cut_off.receives", site))
         made = tuple(site for site in layers if site not in given)
-        if not layers or set(made) <= _without_gradient(record):
+        if set(made) <= _without_gradient(record):
             return ()
         return (
             Finding(

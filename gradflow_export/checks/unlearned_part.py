@@ -73,7 +73,7 @@ class UnlearnedPart(Check):
         hardly: Fraction of that below which a part is not learned.
         begun: Fraction of that from which on it is a remark.
         patient: Number of steps before which it is one: parts that are harder are learned later.
-        level: Minimum fraction of the loss of the best constant prediction for a random sign, of model and fit.
+        level: Minimum fraction of the loss of the best constant prediction for a random sign.
         square: Maximum fraction of the variance of its square that the fit leaves.
         tests: Minimum number of tests in the later two thirds of the steps.
         patience: One; ``tests`` already requires persistence.
@@ -100,7 +100,7 @@ class UnlearnedPart(Check):
         sites = (*history.at_sites("column.least").sites, RUN_SITE)
         best = min((past(history, "column.least", site)[-1:].min(initial=np.inf) for site in sites), default=np.inf)
         behind = values_of(record, "column.over_constant")
-        if history.seen < self.settle or best > self.learned or not behind:
+        if history.seen < self.settle or best > self.learned:
             return ()
         known = {part: self._known(record, history, part) for part in behind}
         left, turned = (tuple(part for part in behind if known[part] == what) for what in ("left", "turned"))
@@ -159,5 +159,5 @@ class UnlearnedPart(Check):
         fit, pace = 1.0 - median(fits), max(0.0, -theil_sen(steps, shares) * history.seen)
         if fit >= self.open:
             return "left" if 1.0 - shares[-self.tests :].min() + pace < self.hardly * fit else ""
-        turned = min(1.0 - fit, median(shares)) >= self.level and len(squares) and median(squares) <= self.square
+        turned = median(shares) >= self.level and median(squares) <= self.square
         return "turned" if turned else ""
