@@ -152,8 +152,7 @@ class InitialInstrument(Reader):
 
     def _held(self) -> list[tuple[str, Tensor]]:
         held = [(name, reference()) for name, reference in self._weights.items()]
-        there: list[tuple[str, Tensor]] = [(name, weight) for name, weight in held if weight is not None]
-        return [(name, weight) for name, weight in there if _has_rows(weight)][:MATRICES]
+        return [(name, weight) for name, weight in held if weight is not None and _has_rows(weight)][:MATRICES]
 
 
 def _has_rows(weight: Tensor) -> bool:

@@ -37,7 +37,6 @@ LAYERS = 8
 HIDDEN = -1e4
 """What is added to a score that is not to count is below this."""
 _LEAST = 1e-6
-_EMBEDDINGS = frozenset((Op.EMBEDDING,))
 _PASSING = frozenset((Op.CLONE, Op.EXPAND, Op.NATIVE_DROPOUT, Op.RESHAPE_ALIAS, Op.TO_COPY, Op.UNSAFE_VIEW, Op.VIEW))
 _SCALING = _PASSING | frozenset(
     (Op.ADD, Op.CLAMP, Op.DIV, Op.MASKED_FILL, Op.MUL, Op.NEG, Op.SUB, Op.TRANSPOSE, Op.WHERE)
@@ -80,7 +79,7 @@ def samples_of(term: Term, graph: Graph, names: Mapping[int, str], backwards: se
         return
     y, seen = local(term.targets), set[tuple[Any, ...]]()
     for node in graph.nodes:
-        words = saved(node, "indices") if kind_of(node) in _EMBEDDINGS else None
+        words = saved(node, "indices") if kind_of(node) == Op.EMBEDDING else None
         if words is None or words.dim() != 2 or (words.data_ptr(), words.shape) in seen:
             continue
         seen.add((words.data_ptr(), words.shape))
@@ -104,7 +103,7 @@ def _of_words(
     targets = y.reshape(count, -1) if batch_first else y.reshape(-1, count).t()
     rows = max(WORDS // length, 1)
     words, targets = (words if batch_first else words.t())[:rows], targets[:rows, : length - 1]
-    reached = graph.above([n for n in graph.nodes if kind_of(n) in _EMBEDDINGS and _same(n, words, rows, batch_first)])
+    reached = graph.above([n for n in graph.nodes if kind_of(n) == Op.EMBEDDING and _same(n, words, rows, batch_first)])
     reached.add(source)
     seers = list(_seers(graph, reached, length, names, backwards))[:LAYERS]
     beside = [words, *(seen for _, seen in seers if isinstance(seen, Tensor))]

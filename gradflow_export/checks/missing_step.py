@@ -122,8 +122,7 @@ class AwaitedStep:
         if self.lost and self.passes < LONELY_BACKWARD_PASSES:
             self.lost = False
             self._tell(replace(_NO_STEP, healed_step=1))
-        if self.passes > 1:
-            self._most = max(self._most, self.passes)
+        self._most = max(self._most, self.passes)
         self._usual, self.within = head, within
         self._over = self.looks = False
         self.passes = self._from = 0
@@ -302,24 +301,21 @@ class LonelyPasses:
 
     def _is_changed(self) -> bool:
         """Whether the first parameter was written to or replaced since the last call; waits for no device."""
-        before, first = self._stamp, next(self._trained(), None)
+        before, first = self._stamp, next(trained(self.model()), None)
         if type(first) is nn.Parameter:
             self._stamp = torch_private.version(first), first.data_ptr()
         return self._stamp != before != ()
-
-    def _trained(self) -> Iterator[nn.Parameter]:
-        return trained(self.model())
 
     def _rests(self) -> bool:
         return are_same(sums_of(self.model()), self._before)
 
     def _awaited(self) -> bool:
         """Whether there is an optimizer that holds parameters and has not stepped."""
-        mine = set(map(id, self._trained()))
+        mine = set(map(id, trained(self.model())))
         return any(id(p) in mine for o in instances(Optimizer) for group in o.param_groups for p in group["params"])
 
     def _share(self) -> float:
-        parameters = list(self._trained())
+        parameters = list(trained(self.model()))
         shapes = Counter(p.shape for p in parameters)
         others = [other.model() for other in instances(LonelyPasses) if other is not self]
         theirs = {id(p) for other in others if other is not None for p in other.parameters()}
