@@ -153,19 +153,14 @@ class ExcessExploration(Rule):
     ``steps``; a wide Gaussian is judged after ``readings``, and only if it narrows by less than a tenth over them.
 
     A tenth of ``steps`` suffices if training has moved the weights of the policy head by as much as their norm, and the
-    policy does not change. Either its entropy is as close to the maximum as at first: an entropy bonus outweighs the
-    advantages, or the return carries no signal. Or the distance to the maximum is smaller than ``deaf`` allows, and ten
-    times the run would not bring it to ``entropy`` even if all updates agreed: a temperature scales the logits down.
-    With features of norm h and K actions, the variance of the logits is ``h^2 |W|^2 / K``, and this divided by ``2 ln
-    K`` is the distance.
+    entropy is as close to the maximum as at first: an entropy bonus outweighs the advantages, or the return carries no
+    signal.
 
     Attributes:
         std: Maximum standard deviation, in units of half the action range where that is given.
         entropy: Normalized entropy above which a policy counts as uniform.
         readings: Number of readings of the standard deviation that must agree.
         steps: Number of steps over which a uniform policy is normal.
-        deaf: Distance to the maximum entropy over the squared norm of the head's weights; 18 actions and features of
-            0.01 give this.
         patience: One; ``readings`` and ``steps`` already require persistence.
     """
 
@@ -173,7 +168,6 @@ class ExcessExploration(Rule):
     entropy: float = 0.98
     readings: int = 8
     steps: int = 500
-    deaf: float = 1e-6
     patience: int = 1
 
     name: ClassVar[str] = "excess exploration"
@@ -188,7 +182,7 @@ class ExcessExploration(Rule):
         if (
             record.value("policy.std") is not None
             and len(recent) == self.readings
-            and bool((recent > self.std).all() and np.isfinite(recent).all())
+            and bool((recent > self.std).all())
             and recent[-1] > 0.9 * recent[0]
         ):
             message = f"the standard deviation of the actions is {number(float(recent[-1]))} and does not fall."
@@ -196,7 +190,7 @@ class ExcessExploration(Rule):
             since = int(spread.steps[-self.readings])
             findings.append(self._finding(where, float(recent[-1]), self.std, message, since))
         uniform = record.value("policy.entropy")
-        if uniform is not None and choice.count and choice.values[-1] > self.entropy:
+        if uniform is not None and uniform > self.entropy:
             since = _since(choice, self.entropy)
             where = _heads(record, "policy.entropy", high=self.entropy)
             span = record.step - since
@@ -215,9 +209,7 @@ class ExcessExploration(Rule):
         update, weights = (_size(history.at_sites(name), heads) for name in _MOVES)
         if len(lacks) < self.readings or not update * (steps[-1] - since) >= weights > 0:
             return False
-        first, latest = median(lacks[:3]), median(lacks[-5:])
-        divided = latest < self.deaf * weights**2 and 100.0 * latest < 1.0 - self.entropy
-        return latest <= first or (heads[0] != "" and divided)
+        return median(lacks[-5:]) <= median(lacks[:3])
 
     def _finding(self, where: tuple[str, ...], value: float, threshold: float, message: str, since: int) -> Finding:
         advice = (
@@ -241,7 +233,7 @@ def _size(norms: SiteSeries, heads: tuple[str, ...]) -> float:
 def _followed(past: RunSeries, least: float, history: History) -> bool:
     """Whether a loss that never goes below 0 had done half of its fall when a policy became certain."""
     loss = history.run("loss")
-    if loss.count == 0 or loss.low < 0:
+    if loss.low < 0:
         return False
     steps, values = past.whole()
     apart = np.flatnonzero(~(values < least))
