@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -211,15 +212,15 @@ class TokenBottleneck(Rule):
 
     name: ClassVar[str] = "bottleneck-tokens"
     needs: ClassVar[tuple[str, ...]] = ("block.rank_residual",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss",)
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge what lies between the blocks of each stack of this record."""
         found = []
-        for sites, before, after in stacks(record) if not solved(history) else ():
+        following = dict(pairwise(reading_of(record, "block.gradient_norm").sites))
+        for sites, before, after in stacks(record):
             for index in np.flatnonzero((after[0, :-1] >= self.healthy) & (before[2, 1:] < self.residual)):
-                block = _between(reading_of(record, "block.gradient_norm").sites, sites[index], sites[index + 1])
+                block = following.get(sites[index], sites[index + 1])
                 left, came = float(after[1, index]), float(before[1, index + 1])
                 found.append(
                     Finding(
@@ -247,13 +248,6 @@ def _taken_down(record: StepRecord, links: Chain) -> Floats:
     sizes = reading_of(record, "block.output_rms").as_dict()
     logs = np.log(np.clip([sizes.get(site) or 1.0 for site in links.sites], 1.0, np.finfo(np.float32).max))
     return np.asarray(np.maximum(logs[:-1] - logs[1:], 0.0), dtype=np.float64)
-
-
-def _between(sites: tuple[str, ...], first: str, last: str) -> str:
-    """Return the block that comes after the first, if it comes before the last, which is returned otherwise."""
-    if first in sites and last in sites and sites.index(first) + 1 < sites.index(last):
-        return sites[sites.index(first) + 1]
-    return last
 
 
 def _joins_others(record: StepRecord, block: str) -> bool:
