@@ -97,14 +97,14 @@ class Vanishing(Rule):
     def _backward(self, links: Chain, limit: float) -> tuple[Finding, ...]:
         # A gradient that drops to exactly 0 is blocked (dead, masked); one that vanished fades before it is 0.
         alive = np.isfinite(links.logs)
-        if not alive[-1] or int(alive.sum()) < 2:
+        if not alive[-1]:
             return ()
         gains = Chain(links.sites, links.logs[alive]).log_gains
         depth = float(links.logs[alive][0] - links.logs[-1])
         if not depth < math.log(limit):
             return ()
         flags = outlying(gains, math.log(20.0), 6.0)
-        if flags.any() and not float(gains[~flags].sum()) < math.log(self.alone):
+        if not float(gains[~flags].sum()) < math.log(self.alone):
             return ()
         layers = _worst(links, depth, math.log(limit))
         typical = math.exp(median(gains))
@@ -112,11 +112,6 @@ class Vanishing(Rule):
             f"the gradient at {layers[0]} is {number(math.exp(depth))} of the one at {links.sites[-1]}: "
             f"each block passes on about {number(typical)} of it (healthy: 0.5 to 2)."
         )
-        return (self._finding(layers, math.exp(depth), limit, grade(depth), message, typical),)
-
-    def _finding(
-        self, layers: tuple[str, ...], value: float, threshold: float, severity: Severity, message: str, typical: float
-    ) -> Finding:
         advice = (
             f"add a skip connection (x + block(x)) or a LayerNorm before the blocks from {layers[0]} on"
             + (f", or scale their initial weights by about {number(1.0 / typical)}" if 0 < typical < 1 else "")
@@ -124,7 +119,7 @@ class Vanishing(Rule):
             "norm is applied after the addition (Post-LN), move it before the block, x + block(norm(x)), or warm up "
             "the learning rate."
         )
-        return Finding(IssueType.VANISHING, severity, layers, value, threshold, message, advice)
+        return (Finding(IssueType.VANISHING, grade(depth), layers, math.exp(depth), limit, message, advice),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,16 +152,15 @@ class VanishingParameters(Rule):
         """Judge the weights of this record."""
         sizes = _root_mean_squares(record)
         stacks = _stacks(sizes, history)
-        found = [finding for links in stacks if (finding := self._judge(links)) is not None]
         if not stacks:
             inside = tuple(f"{block}." for block in history.at_sites("block.gradient_norm").sites)
             behind = [*takewhile(lambda site: not site.startswith(inside), reversed(sizes))][::-1]
             vectors = connected(history, Wiring.VECTOR)
             links = _chained([site for site in behind if site not in vectors], sizes)
             if len(links.sites) >= self.least and self._trend(links):
-                finding = self._judge(links)
-                found = [] if finding is None else [finding]
-        return () if found and converged(history) else tuple(found)
+                stacks = [links]
+        found = tuple(finding for links in stacks if (finding := self._judge(links)) is not None)
+        return () if found and converged(history) else found
 
     def _trend(self, links: Chain) -> bool:
         slope = theil_sen(np.arange(len(links.logs), dtype=np.float64), links.logs)
@@ -251,8 +245,6 @@ class ExplodingDepth(Rule):
 
     def _judge(self, record: StepRecord, links: Chain, spreads: Chain | None, limit: float) -> Finding | None:
         gains = links.log_gains[np.isfinite(links.log_gains)]
-        if gains.size == 0:
-            return None
         depth, typical = -links.rise, math.exp(median(gains))
         growth, doubt = (math.nan, 0.0) if spreads is None else (spreads.rise, _doubt(record, spreads))
         if depth > limit:
@@ -271,7 +263,7 @@ class ExplodingDepth(Rule):
             IssueType.EXPLODING,
             grade(value),
             layers,
-            math.exp(min(value, 700.0)),
+            math.exp(value),
             threshold,
             f"{what}: each block multiplies it by about {number(typical)} (healthy: 0.5 to 2).",
             f"scale the initial weights of {some(layers, 2)} by about {number(1.0 / max(typical, 1.0))} "
@@ -282,7 +274,7 @@ class ExplodingDepth(Rule):
 
     def _single(self, links: Chain, steepest: int, what: str, depth: float, limit: float) -> Finding:
         """Blame the one block that makes most of the growth."""
-        block, factor = links.sites[steepest + 1], math.exp(min(float(links.log_gains[steepest]), 700.0))
+        block, factor = links.sites[steepest + 1], math.exp(float(links.log_gains[steepest]))
         return Finding(
             IssueType.EXPLODING,
             grade(depth),
