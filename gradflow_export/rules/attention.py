@@ -61,8 +61,8 @@ def _learned(history: History, metric: str, sites: list[str], healthy: float, *,
         least: Greatest ill value.
     """
     series, loss = history.at_sites(metric), history.run("loss")
-    columns = [series.sites.index(site) for site in sites if site in series.sites]
-    if not columns or loss.count == 0 or bool((most_at_first(history, metric)[columns] < least).all()):
+    columns = [series.sites.index(site) for site in sites]
+    if bool((most_at_first(history, metric)[columns] < least).all()):
         return False
     most = series.values + site_margins(history, metric)
     shown = np.where(series.present, most, -np.inf)[:, columns].max(axis=1)
@@ -111,7 +111,7 @@ class AttentionCollapse(Rule):
                 continue
             if not _learned(history, "attention.entropy", sites, self.healthy, least=self.entropy):
                 ill.append((layer, highest))
-                first = [series.first[series.sites.index(site)] for site in sites if site in series.sites]
+                first = [series.first[series.sites.index(site)] for site in sites]
                 later = later or not all(value < self.entropy for value in first)
         if not ill:
             return ()
@@ -235,7 +235,7 @@ class RankCollapse(Rule):
         found = []
         for sites, (least, before, most), (_, after, most_after) in stacks(record):
             limit = min(self.residual, self.share * float(least[0]))
-            if not (limit > 0 and most[-1] < limit and most_after[-1] < limit):
+            if not (most[-1] < limit and most_after[-1] < limit):
                 continue
             # The last block that was given tokens that differ.
             start = int(np.flatnonzero(before >= limit)[-1])
