@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from gradflow_export.records.statistics import median, theil_sen, theil_sen_bounds
+from gradflow_export.records.statistics import median, theil_sen_bounds
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import Floats
@@ -109,11 +109,9 @@ class MemoryLeak(Rule):
 
     def _judge(self, metric: str, history: History) -> Finding | None:
         series = history.run(metric)
-        if series.count < self.least or series.high - series.low < self.rise:
+        if series.high - series.low < self.rise:
             return None
         steps, values = series.whole()
-        usable = np.isfinite(values)
-        steps, values = steps[usable], values[usable]
         if metric == "runtime.rss":
             values = values - _kept(history, steps)
         skip, left = len(steps) // 5, len(steps) - len(steps) // 5
@@ -133,9 +131,8 @@ class MemoryLeak(Rule):
         ):
             return None
         slope, low, _ = theil_sen_bounds(steps, values)
-        # Memory that is read in bursts rises in stairs, whose pairwise slopes are mostly 0: the ends count too.
-        ends = float(values[-1] - values[-third]) / float(steps[-1] - steps[-third])
-        late = max(theil_sen(steps[-third:], values[-third:]), ends)
+        # Memory that is read in bursts rises in stairs, whose pairwise slopes are mostly 0: the ends count.
+        late = float(values[-1] - values[-third]) / float(steps[-1] - steps[-third])
         whole = max(slope, rise / float(steps[-1] - steps[0]))  # once it is level, the slope forgets how it rose
         if not (low > 0 and late >= self.lasting * whole):
             return None
@@ -145,7 +142,7 @@ class MemoryLeak(Rule):
             Severity.HIGH if rise > 0.25 * float(values[0]) else Severity.MEDIUM,
             ("",),
             whole,
-            threshold / max(float(steps[-1] - steps[0]), 1.0),
+            threshold / float(steps[-1] - steps[0]),
             f"{what} grew by {number(rise)} MB over {int(steps[-1] - steps[0])} steps, {number(whole)} MB per step, "
             "and keeps growing.",
             "store numbers, not tensors: history.append(loss.item()) instead of history.append(loss), which keeps "
