@@ -86,7 +86,6 @@ class LongMomentum(Rule):
 
     name: ClassVar[str] = "long momentum"
     needs: ClassVar[tuple[str, ...]] = ("parameter.momentum_steps",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the settings of this record."""
@@ -97,7 +96,7 @@ class LongMomentum(Rule):
         second = np.array([max(squares.get(site) or 1.0, 1.0) for site in reading.sites])
         swapped = known & (second > 1.0) & (first**2 >= np.sqrt(1.0 - 1.0 / np.where(second > 1.0, second, 2.0)))
         ill = only(reading, swapped | (known & (first >= 1.0 - 1.001 / self.steps)))
-        if not ill.sites or solved(history):
+        if not ill.sites:
             return ()
         worst = float(ill.values.max())
         message = (

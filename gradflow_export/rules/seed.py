@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -282,7 +281,7 @@ class FixedUnstable(_Fixed):
         if len(norms) < 2 or not np.isfinite(norms).all() or float(norms.mean()) == 0.0:
             return ()
         variation = float(norms.std(ddof=1) / norms.mean())
-        if not (math.isfinite(variation) and variation > self.threshold):
+        if not variation > self.threshold:
             return ()
         return (
             Finding(

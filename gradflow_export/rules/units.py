@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -47,9 +46,9 @@ class Dead(Rule):
         sudden = begun(zero.steps, flags) < len(zero.steps)
         known = {site: (bool(sudden[at]), flags[:, at]) for at, site in enumerate(zero.sites)}
         found: dict[tuple[int | None, int | None, bool], dict[str, float]] = {}
-        for site, value, here in zip(reading.sites, reading.values.tolist(), reading.present.tolist(), strict=True):
+        for site, value in zip(reading.sites, reading.values.tolist(), strict=True):
             at_once, zeros = known.get(site, (False, np.zeros(0, bool)))
-            if here and (at_once or value >= np.float32(self.share)):
+            if at_once or value >= np.float32(self.share):
                 since, before = since_when(zero.steps, zeros)
                 if pooled and not zeros[-1:].any():
                     since, before = record.step, max(record.step - pooled[0] - 1, 0)
@@ -100,9 +99,8 @@ class Saturated(Rule):
         """Judge the saturated shares of this record."""
         reading, loss = reading_of(record, "activation.saturated_share"), history.run("loss").last
         flat = reading.values > self.share
-        measured = np.flatnonzero(reading.present)
-        if measured.size and math.isfinite(loss) and 0 <= loss < self.small:
-            flat[measured[-1]] = False
+        if 0 <= loss < self.small:
+            flat[np.flatnonzero(reading.present)[-1:]] = False
         ill = only(reading, flat)
         if not ill.sites or solved(history):
             return ()
