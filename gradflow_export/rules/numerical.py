@@ -15,9 +15,6 @@ from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import only, reading_of
 from gradflow_export.rules.history import History
 
-GROWING = 64
-"""Losses looked back at from one that is not finite."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Numerical(Rule):
@@ -88,7 +85,7 @@ class Numerical(Rule):
         """Return what to do where the loss had grown far above its first before it was no longer finite."""
         loss = history.run("loss")
         finite = (loss.steps < record.step) & np.isfinite(loss.values)
-        steps, values = loss.steps[finite][-GROWING:], loss.values[finite][-GROWING:]
+        steps, values = loss.steps[finite], loss.values[finite]
         if not values.size or not loss.first > 0 or not values[-1] > self.runaway * loss.first:
             return None
         usual = np.flatnonzero(values <= 10.0 * loss.first)
