@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -79,7 +81,7 @@ class RunSeries:
     def all(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """Return steps and values of the whole run, thinned but for the recent ones."""
         begin, whole = max(0, self._end - self._window), self._whole[: self._kept]
-        early = whole[whole[:, 0] < (self._steps[begin] if self._end else math.inf)]
+        early = whole[whole[:, 0] < self._steps[begin]]
         return (
             np.concatenate((early[:, 0].astype(np.int64), self._steps[begin : self._end])),
             np.concatenate((early[:, 1], self._values[begin : self._end])),
@@ -249,9 +251,8 @@ class History:
 
     def __init__(self, metrics: Iterable[str], window: int = 128, site_window: int = 16) -> None:
         self._metrics = frozenset(metrics)
-        self._window, self._site_window = window, site_window
-        self._runs: dict[str, RunSeries] = {}
-        self._sites: dict[str, SiteSeries] = {}
+        self._runs: defaultdict[str, RunSeries] = defaultdict(partial(RunSeries, window))
+        self._sites: defaultdict[str, SiteSeries] = defaultdict(partial(SiteSeries, site_window))
         self.begun = self.seen = 0
 
     def add(self, record: StepRecord) -> None:
@@ -287,13 +288,8 @@ class History:
 
     def run(self, metric: str) -> RunSeries:
         """Return the past of a run-level metric; empty when it never arrived."""
-        known = self._runs.get(metric)
-        if known is None:
-            known = self._runs[metric] = RunSeries(self._window)
-        return known
+        return self._runs[metric]
 
     def at_sites(self, metric: str) -> SiteSeries:
         """Return the past of a metric with many sites; empty when it never arrived."""
-        if metric not in self._sites:
-            self._sites[metric] = SiteSeries(self._site_window)
         return self._sites[metric]

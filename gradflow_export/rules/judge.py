@@ -147,7 +147,7 @@ class Judge:
             if not concerned:
                 return self._heal(index, rule, record.step, refuted=True)
             findings = _split(rule.check(record, self._history), self.ignored)
-            if not findings and index not in self._kind.clean:
+            if not findings:
                 self._kind.clean.add(index)
             if findings or (self._watches[index] and not self._blind(index, loss)):
                 return self._settle(index, rule, record, findings)
@@ -290,14 +290,12 @@ class Judge:
 
     def _forget(self, step: int) -> None:
         """Drop what can no longer matter, so that memory stays bounded."""
-        in_use = [(item.rule, key) for item in self._open for key in item.keys]
+        in_use = {(item.rule, key) for item in self._open for key in item.keys}
         for index, (rule, watches) in enumerate(zip(self._rules, self._watches, strict=True)):
-            if watches:
-                kept = {key for number, key in in_use if number == index}
-                for key, watch in tuple(watches.items()):
-                    over = not watch.held and watch.negatives >= rule.heal
-                    if key not in kept and over and watch.barred_until < step:
-                        del watches[key]
+            for key, watch in tuple(watches.items()):
+                over = not watch.held and watch.negatives >= rule.heal
+                if over and watch.barred_until < step and (index, key) not in in_use:
+                    del watches[key]
         while len(self._issues) - len(self._open) > self._keep:
             numbers = {item.number for item in self._open}
             oldest = next(number for number in self._issues if number not in numbers)
