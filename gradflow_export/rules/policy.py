@@ -224,10 +224,10 @@ class ExcessExploration(Rule):
 
 
 def _size(norms: SiteSeries, heads: tuple[str, ...]) -> float:
-    """Return the usual norm of the heads together, of the whole model where none is known; 0 without readings."""
+    """Return the usual norm of the heads together, of the whole model where none is known; NaN without readings."""
     own = [not heads[0] or any(inside(site, head) for head in heads) for site in norms.sites]
     squares = np.square(norms.values[:, own].astype(np.float64)).sum(axis=1)
-    return float(np.sqrt(median(squares))) if len(squares) else 0.0
+    return math.sqrt(median(squares))
 
 
 def _followed(past: RunSeries, least: float, history: History) -> bool:

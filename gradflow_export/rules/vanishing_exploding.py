@@ -82,17 +82,10 @@ class Vanishing(Rule):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the chain of this record."""
-        found = tuple(
-            finding
-            for links in chains(record, "block.gradient_norm")
-            for finding in self._backward(links, self._limit(record, history))
-        )
-        return () if found and converged(history) else found
-
-    def _limit(self, record: StepRecord, history: History) -> float:
-        """Return the least healthy factor: a greater one where nothing has been learned for long."""
         idle = history.seen >= self.settle and none_better(history, self.level, 5) is not None
-        return self.idle if idle else self.depth_gain
+        limit = self.idle if idle else self.depth_gain
+        found = tuple(each for links in chains(record, "block.gradient_norm") for each in self._backward(links, limit))
+        return () if found and converged(history) else found
 
     def _backward(self, links: Chain, limit: float) -> tuple[Finding, ...]:
         # A gradient that drops to exactly 0 is blocked (dead, masked); one that vanished fades before it is 0.
