@@ -12,6 +12,7 @@ from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Seve
 from gradflow_export.rules.base import Check, Finding, number, surest
 from gradflow_export.rules.evidence import layers_of, no_better, none_better, seen
 from gradflow_export.rules.history import History
+from gradflow_export.rules.signals import stuck
 
 _NORMALISE = (
     "normalize the features with the statistics of the training set, x = (x - mean) / std (pixels: x / 255, or "
@@ -79,7 +80,7 @@ class DataScale(Check):
 
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.DATA_SCALE,)
     evidence: ClassVar[tuple[str, ...]] = ("input.rms",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss.over_constant",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the inputs of this record."""
@@ -88,7 +89,7 @@ class DataScale(Check):
     def _of(self, record: StepRecord, history: History, site: str) -> Iterable[Finding]:
         """Yield what is odd about the inputs of one layer, for sure where it does harm."""
         size, normalised = seen(record, "input.rms", site), seen(record, "input.normalised", site)
-        harmed = history.seen >= self.settle and none_better(history, self.level, 3) is not None
+        harmed = self._harmed(history)
         if (seen(record, "input.squeezed_share", site) or 0.0) >= self.squeezed:
             yield replace(_squeezed(record, site, self.squeezed), sure=harmed)
         ratio, constant = seen(record, "input.feature_ratio", site), seen(record, "input.constant_share", site)
@@ -112,6 +113,11 @@ class DataScale(Check):
         series = history.at_sites("loss.over_constant")
         values = series.values[series.present]
         return len(values) > 0 and bool((values >= 3.0).all())
+
+    def _harmed(self, history: History) -> bool:
+        if not history.at_sites("loss.over_constant").sites:
+            return stuck(history, span=2 * self.settle)
+        return history.seen >= self.settle and none_better(history, self.level, 3) is not None
 
     def _finding(self, record: StepRecord, site: str, size: float, ratio: float | None, severity: Severity) -> Finding:
         mean, spread = seen(record, "input.mean", site) or 0.0, seen(record, "input.std", site) or 0.0
