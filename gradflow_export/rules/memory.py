@@ -112,6 +112,8 @@ class MemoryLeak(Rule):
         if series.high - series.low < self.rise:
             return None
         steps, values = series.whole()
+        usable = np.isfinite(values)
+        steps, values = steps[usable], values[usable]
         if metric == "runtime.rss":
             values = values - _kept(history, steps)
         skip, left = len(steps) // 5, len(steps) - len(steps) // 5
