@@ -258,14 +258,18 @@ def _joins_others(record: StepRecord, block: str) -> bool:
 
 
 def _goes_around(record: StepRecord, links: Chain, index: int) -> bool:
-    """Whether what comes before the branch of a block need not pass that block on its way to the loss."""
-    if links.joined is None or links.joined[:index].all():
+    """Whether anything that forks before a block need not pass that block on its way to the loss."""
+    if links.joined is None:
         return False
     reading, block = reading_of(record, "block.next"), links.sites[index]
-    after, here = reading.as_dict(), links.sites[int(np.flatnonzero(~links.joined[:index])[-1])]
-    while here != block and (place := after.get(here)) is not None and place >= 0:
-        here = reading.sites[int(place)]
-    return here != block
+    after = reading.as_dict()
+    for fork in np.flatnonzero(~links.joined[:index]):
+        here = links.sites[int(fork)]
+        while here != block and (place := after.get(here)) is not None and place >= 0:
+            here = reading.sites[int(place)]
+        if here != block:
+            return True
+    return False
 
 
 def _ill_inside(record: StepRecord, block: str) -> bool:

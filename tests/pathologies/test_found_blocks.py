@@ -51,20 +51,22 @@ class Branched(nn.Module):
         super().__init__()
         self.kind, wide = kind, 48
         self.trunk = nn.Sequential(nn.Linear(16, wide), nn.ReLU())
-        self.branch = nn.Sequential(nn.Linear(wide, 32), nn.Tanh(), nn.Linear(32, 1))
+        self.branch = nn.Sequential(nn.Linear(wide, 32), nn.Tanh())
+        self.beside = nn.Sequential(nn.Linear(wide, 32), nn.Sigmoid()) if kind == "two branches" else None
+        self.score = nn.Linear(32, 1)
         self.last = nn.Linear(1 if kind == "all of it" else wide, 4)
 
     def forward(self, x):
         h = self.trunk(x)
-        weights = self.branch(h)
-        if self.kind == "attention":
+        weights = self.score(self.branch(h) if self.beside is None else self.branch(h) * self.beside(h))
+        if self.kind in {"attention", "two branches"}:
             return self.last((weights.softmax(1) * h).sum(1))
         h, weights = h.mean(1), weights.mean(1)
         return self.last(weights if self.kind == "all of it" else weights.sigmoid() * h)
 
 
 @pytest.mark.parametrize("seed", [0, 2])
-@pytest.mark.parametrize("kind", ["attention", "gate", "all of it"])
+@pytest.mark.parametrize("kind", ["attention", "two branches", "gate", "all of it"])
 def test_a_narrow_branch_beside_a_trunk_loses_nothing(kind, seed):
     """Scores of attention pooling and gates have one output; where everything passes through it, it is a bottleneck."""
     torch.manual_seed(seed)
