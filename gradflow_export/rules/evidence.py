@@ -55,7 +55,7 @@ def taken_away(history: History, names: Iterable[str]) -> set[str]:
     """
     kept = history.at_sites("parameter.kept_gradient")
     last = len(kept.steps) - 1 - kept.present[::-1].argmax(axis=0) if len(kept.steps) else np.zeros(0, dtype=np.intp)
-    gone = kept.present.any(axis=0) & (kept.values[last, np.arange(len(kept.sites))] == 0) if len(last) else last
+    gone = kept.present.any(axis=0) & (kept.values[last, np.arange(len(kept.sites))] == 0)
     modules = {kept.sites[index].rpartition(".")[0] for index in np.flatnonzero(gone)}
     return {name for name in names if name.rpartition(".")[0] in modules}
 
@@ -154,7 +154,7 @@ def since_when(steps: npt.NDArray[np.int64], flags: BoolArray) -> tuple[int | No
         ``None`` for both where it does not hold, or held in the first reading that is known.
     """
     place = len(flags) - int(np.cumprod(flags[::-1]).sum())
-    around = steps[place - 1 : place + 1].tolist() if place else []
+    around = steps[place - 1 : place + 1].tolist()
     return (around[1], around[1] - around[0] - 1) if len(around) == 2 else (None, None)
 
 

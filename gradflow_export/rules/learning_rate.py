@@ -117,11 +117,9 @@ class LearningRate(Rule):
             )
         past, lately = loss.whole()[1], int(np.clip((loss.steps > record.step - history.seen / 4).sum(), 3, 10))
         # What comes after the first may be what too large a step did.
-        first, now = min(median(past[:3]), loss.first), median(loss.values[-lately:])
+        first, now = min(loss.first, median(past[:3])), median(loss.values[-lately:])
         if loss.low < 0:  # its level has no zero to compare with
             return tuple(self._short(record, history, first, now))
-        if not (first > 0 and np.isfinite(first)):
-            return ()
         done = converged(history) or answered(history) or fall(-past) >= RISING
         slow = () if done else (self._decayed, self._short)
         too_slow = (each for rule in slow for each in rule(record, history, first, now))
@@ -135,7 +133,7 @@ class LearningRate(Rule):
         if issue.cause == "too small":
             return _nothing_left(history, self.decayed, self.nothing) > 0
         loss, rate = history.run("loss"), history.run("learning_rate")
-        if issue.cause != "too large" or not rate.count or rate.last < 0.5 * rate.high:
+        if not rate.count or rate.last < 0.5 * rate.high:
             return False
         return not median(loss.values[-10:]) < self._level(history, loss.first)
 
@@ -338,8 +336,7 @@ class UnevenSteps(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the greatest of all steps of each layer by the greatest of the last ones."""
         ratios, moves = (history.at_sites(f"parameter.update_{name}") for name in ("ratio", "norm"))
-        known = len(ratios.sites) >= 2 and len(ratios.steps) >= 5 and moves.sites == ratios.sites
-        if history.seen < self.settle or not known or warms_up(history):
+        if history.seen < self.settle or moves.sites != ratios.sites or warms_up(history):
             return ()
         told = np.where(ratios.present & np.isfinite(ratios.values), ratios.values, 0.0)
         lately, most = told.astype(np.float64).max(axis=0), ratios.high.astype(np.float64)
