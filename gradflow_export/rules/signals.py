@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,8 +63,6 @@ def chain(reading: Reading) -> Chain | None:
         return None
     with np.errstate(divide="ignore"):
         logs = np.log(reading.values[usable].astype(np.float64))
-    if len(logs) == len(usable):
-        return Chain(reading.sites, logs)
     return Chain(tuple(site for site, here in zip(reading.sites, usable.tolist(), strict=True) if here), logs)
 
 
@@ -105,25 +102,16 @@ def _linked(sites: tuple[str, ...], every: tuple[str, ...], values: bytes, prese
             last = every[after[last]]
         if site in after:
             members.setdefault(last, []).append(index)
-    known, out = frozenset(sites), []
+    out: list[_Links] = []
     for last, indices in members.items():
         own = tuple(sites[index] for index in indices)
-        joined = np.array([_beyond(a, after, every, known) == b for a, b in itertools.pairwise(own)], dtype=np.bool_)
+        joined = np.array([after[a] >= 0 and every[after[a]] == b for a, b in itertools.pairwise(own)], dtype=np.bool_)
         where = np.array(indices, dtype=np.intp)
         for array in (joined, where):
             array.setflags(write=False)
         if len(own) > 1:
             out.append((own, where, joined, after[last] == -1))
     return tuple(out)
-
-
-def _beyond(site: str, after: dict[str, int], sites: tuple[str, ...], known: Container[str]) -> str:
-    """Return the next block that a value arrived for."""
-    while (place := after.get(site, -1)) >= 0:
-        site = sites[place]
-        if site in known:
-            return site
-    return ""
 
 
 def outlying(log_gains: Floats, floor: float, deviations: float) -> BoolArray:
@@ -190,7 +178,7 @@ def stuck(history: History, span: int = 200, share: float = 0.9) -> bool:
     steps, values = loss.whole()
     if len(values) < 10 or loss.low < 0 or loss.steps[-1] - steps[0] < span or not np.isfinite(loss.values[-20:]).all():
         return False
-    return median(loss.values[-20:]) > share * median(values[: max(5, len(values) // 20)])
+    return median(loss.values[-20:]) > share * median(values[:5])
 
 
 def converged(history: History) -> bool:
@@ -203,8 +191,6 @@ def converged(history: History) -> bool:
     Source: criterion (d) of the convergence indicators.
     """
     loss = history.run("loss")
-    if loss.count == 0 or not math.isfinite(loss.last):
-        return False
     if loss.last == 0.0 or settled(history):
         return True
     recent, drop = loss.values[-20:], loss.first - loss.low
@@ -361,7 +347,7 @@ def taking_turns(history: History, *, lost: bool = True) -> set[str]:
 def follows(history: History, sites: tuple[str, ...], codes: Codes) -> BoolArray:
     """Tell which parameters belong to a follower: a copy of what learns, and called only while gradients are off.
 
-    Vectors, which often begin as one number everywhere, follow where all matrices of the nearest module around them do.
+    Vectors, which often begin as one number everywhere, follow where a matrix does.
 
     Args:
         history: Holds ``parameter.first_entries``.
@@ -377,16 +363,4 @@ def follows(history: History, sites: tuple[str, ...], codes: Codes) -> BoolArray
     first = dict(zip(series.sites, series.first.tolist(), strict=True))
     entries = np.array([first.get(site, np.nan) for site in sites])
     copied = beside & matrix & np.isin(entries, entries[(codes & Wiring.GRADIENT) > 0])
-    all_copied: dict[str, bool] = {}
-    for index in np.flatnonzero(matrix):
-        parts = owner(sites[index]).split(".")
-        for depth in range(len(parts) + 1):
-            module = ".".join(parts[:depth])
-            all_copied[module] = all_copied.get(module, True) and bool(copied[index])
-    follows: BoolArray = copied.copy()
-    for index in np.flatnonzero(beside & ~matrix):
-        module = owner(sites[index])
-        while module and module not in all_copied:
-            module = owner(module)
-        follows[index] = all_copied.get(module, False)
-    return follows
+    return np.asarray(copied | (beside & ~matrix & copied.any()), dtype=np.bool_)
