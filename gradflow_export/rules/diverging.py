@@ -84,8 +84,8 @@ class Diverging(Rule):
 
     Above ``factor`` times the first losses it is more if it is ``worse`` times that of the best constant prediction,
     which data cannot explain. If that is not known, the targets may have grown, as with a value function, and the
-    updates must be large relative to the weights (``large``), or the loss ``far`` times its initial values. Losses of
-    several optimizers in turn, of a player of a game, and those that go below 0, are not comparable and not judged.
+    updates must be large relative to the weights (``large``). Losses of several optimizers in turn, of a player of a
+    game, and those that go below 0, are not comparable and not judged.
 
     A rise that came with a learning rate of several times all earlier ones is LEARNING_RATE.
 
@@ -114,7 +114,6 @@ class Diverging(Rule):
         worse: Minimum multiple of the loss of the best constant prediction.
         large: Minimum update-to-weight ratio of a large update.
         far_off: Minimum multiple of the error of the best constant prediction and of the first, while the loss falls.
-        far: Multiple of the first losses that a change of the data cannot explain.
         forgotten: Minimum fraction of the loss of the best constant prediction at which most that was learned is lost.
         nothing: Minimum fraction at which nothing of it is left, and the severity is HIGH.
         away: Minimum number of steps for which it is lost.
@@ -137,7 +136,6 @@ class Diverging(Rule):
     worse: float = 2.0
     large: float = 1e-2
     far_off: float = 10.0
-    far: float = 1e3
     forgotten: float = 0.7
     nothing: float = 0.9
     away: int = 100
@@ -182,14 +180,14 @@ class Diverging(Rule):
         best, now = float(levels.min()), float(levels[-1])
         if not now > self.times * best:  # nearly all records end here
             return ()
-        start, began = min(median(every[:3]), loss.first), max(loss.first, float(every[: self.begun].max()))
+        start, began = min(median(every[:3]), loss.first), float(every[: self.begun].max())
         gained, line = start - best, max(math.sqrt(best * now), best + self.part * (start - best) / 2)
         low = np.flatnonzero(levels <= line)
         left = int(low[-1]) + int(np.flatnonzero(every[low[-1] :][: self.span] <= line)[-1]) + 1
         resumed = int(np.searchsorted(steps, history.begun, side="right"))
         left = resumed if resumed and abs(resumed - left) <= self.span else left
         before, after = every[max(low[0], left - self.before) : left], every[left:]
-        after = after[-max(min(len(after), len(before) // 2, self.before // 2), 1) :]
+        after = after[-max(len(before) // 2, 1) :]
         was, since = median(before[-2 * self.span :]), int(steps[min(left, len(steps) - 1)])
         learned, n = gained >= self.learned * start, int(steps[-1]) - since
         rate, old = history.run("learning_rate"), _leapt(history, int(steps[left - len(before)]), self.jump)
@@ -313,9 +311,8 @@ class Diverging(Rule):
             return Severity.LOW
         if none_better(history, 0.0, 1) is not None:
             return Severity.HIGH if share >= self.worse else Severity.LOW
-        ratios = history.run("update.ratio").values[-5:]
-        large = len(ratios) > 0 and median(ratios) >= self.large
-        return Severity.MEDIUM if times >= self.far or large else Severity.LOW
+        large = median(history.run("update.ratio").values[-5:]) >= self.large
+        return Severity.MEDIUM if large else Severity.LOW
 
 
 def _onset(every: Floats, levels: Floats, left: int, before: int, slight: float) -> tuple[int, int]:
