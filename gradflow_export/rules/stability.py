@@ -67,7 +67,6 @@ class Unstable(Rule):
         steep: Factor above the rolling median.
         deviations: Minimum distance in robust standard deviations of the residual of the rolling median.
         lasting: Number of readings over which gradients reverse and grow, if the loss stays below its first value.
-        steady: Minimum fraction of these readings in which they grow.
         patience: Long enough for a single jump of the loss that recovers by itself.
     """
 
@@ -80,7 +79,6 @@ class Unstable(Rule):
     steep: float = 1000.0
     deviations: float = 4.0
     lasting: int = 20
-    steady: float = 0.9
     patience: int = 4
     heal: int = 10
 
@@ -101,9 +99,7 @@ class Unstable(Rule):
         values, steps = values[usable][-64:], steps[usable][-64:]
         if len(values) < 10:
             return ()
-        turned = (history.run("gradient.cosine").values[-max(self.lasting, 10) :] < self.turn).any()
-        found = self._leaps(values, steps, norms.high, history)
-        return found or (self._turns(values, steps, norms.high, history) if turned else ())
+        return self._leaps(values, steps, norms.high, history) or self._turns(values, steps, norms.high, history)
 
     def _leaps(
         self, values: Floats, steps: npt.NDArray[np.int64], greatest: float, history: History
@@ -115,7 +111,9 @@ class Unstable(Rule):
         left = np.minimum(scatter, logs[judged] - median(logs))  # of the usual norm, not of neighbours near 0 alone
         least = max(math.log(self.leap), self.deviations * 1.4826 * median(np.abs(scatter)))
         where = np.flatnonzero((left > least) & (values[judged] > self.relevant * greatest))
-        where = where[~self._solved_at(steps[judged][where], history)]
+        loss = history.run("loss")
+        solved = loss.steps[(loss.values < self.solved * loss.first) & (loss.low >= 0)]
+        where = where[~np.isin(steps[judged][where], solved)]
         _, every = history.run("gradient.total_norm").whole()
         # The second greatest, because one of the first batches may be an outlier itself.
         begun = float(np.sort(every[:10][np.isfinite(every[:10])])[-2:][:1].sum())
@@ -140,11 +138,6 @@ class Unstable(Rule):
             ),
         )
 
-    def _solved_at(self, steps: npt.NDArray[np.int64], history: History) -> npt.NDArray[np.bool_]:
-        """Whether the loss of each step was below a share of the first; never for losses that go below 0."""
-        loss = history.run("loss")
-        return np.isin(steps, loss.steps[(loss.values < self.solved * loss.first) & (loss.low >= 0)])
-
     def _turns(
         self, values: Floats, steps: npt.NDArray[np.int64], greatest: float, history: History
     ) -> tuple[Finding, ...]:
@@ -152,12 +145,8 @@ class Unstable(Rule):
         lost = loss.count == 0 or median(loss.values[-3:]) >= loss.first
         span = 10 if lost else self.lasting
         cosines = history.run("gradient.cosine").values[-span:]
-        if min(len(cosines), len(values)) < span or not np.isfinite(cosines).all():
-            return ()
-        if values[-1] < self.relevant * greatest or not values[-1] > values[-span] or not median(cosines) < self.turn:
-            return ()  # what the cosines may be off by only raises their median
         turn = median((history.run("gradient.cosine").values + margins(history, "gradient.cosine"))[-span:])
-        if not turn < self.turn or (not lost and float((np.diff(values[-span:]) > 0).mean()) < self.steady):
+        if min(len(cosines), len(values)) < span or values[-1] < self.relevant * greatest or not turn < self.turn:
             return ()
         _, growth, _ = theil_sen_bounds(steps[-span:].astype(np.float64), np.log(values[-span:]))
         if not growth > 0 or not _rises(history, int(steps[-span])):
@@ -239,8 +228,7 @@ class LossSpike(Rule):
         loss = history.run("loss")
         past, now = loss.values[-11:-1], loss.last
         past = past[np.isfinite(past)]
-        top = (self.factor if loss.low >= 0 else 1.0) * past.max(initial=-math.inf)  # no limit is below
-        if len(past) < self.least or not math.isfinite(now) or now <= top:
+        if len(past) < self.least or not math.isfinite(now) or now <= past.max():  # no limit is below
             return ()
         usual = median(past)
         limit = self._positive_limit(past, loss.first, _greatest(loss)) if loss.low >= 0 else self._signed_limit(past)
@@ -275,8 +263,6 @@ class LossSpike(Rule):
         steps, every = loss.all()
         before, now = every[steps < issue.step][-10:], loss.values[loss.steps >= issue.step][-5:]
         before, now = before[np.isfinite(before)], now[np.isfinite(now)]
-        if len(before) < self.least or not len(now):
-            return False
         usual = median(before)
         lost = 2 * median(now) > usual + (loss.first if loss.first > usual else issue.value)
         return lost and not falls_again(history, issue.step, alike=math.inf)
@@ -323,4 +309,4 @@ def _logs(past: Floats, greatest: float) -> Floats:
 
 def _greatest(loss: RunSeries) -> float:
     past = loss.values[:-1]
-    return max(float(past[np.isfinite(past)].max(initial=loss.first)), loss.first)
+    return float(past[np.isfinite(past)].max(initial=loss.first))
