@@ -13,7 +13,7 @@ from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import OTHERS, fall, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import likely
-from gradflow_export.rules.signals import settled, solved, stuck
+from gradflow_export.rules.signals import solved, stuck
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,7 @@ class Rotation(Rule):
             "gradient penalty on real data (R1), average the weights (torch.optim.swa_utils.AveragedModel) or use "
             "an extragradient step; with a single loss, shuffle the batches."
         )
-        severity = Severity.HIGH if growth >= 1.0 else Severity.MEDIUM
-        return (Finding(IssueType.ROTATION, severity, _players(record), turns, self.winding, message, advice),)
+        return (Finding(IssueType.ROTATION, Severity.HIGH, _players(record), turns, self.winding, message, advice),)
 
 
 def _players(record: StepRecord) -> tuple[str, ...]:
@@ -107,8 +106,7 @@ class SameLoss(Rule):
         if known or record.get("optimizer.loss") is not None or history.run("wiring.game").last > 0:
             return ()
         level, scatter = median(lately := loss.values[-self.losses :]), float(np.std(lately))
-        falls = fall(lately) >= self.sure or settled(history)
-        if falls or scatter > self.scatter * level or median(cosines) > self.turns:
+        if fall(lately) >= self.sure or scatter > self.scatter * level or median(cosines) > self.turns:
             return ()
         message = (
             f"After {history.seen} steps the loss of every batch is {number(level)}, with a standard deviation of "
