@@ -228,7 +228,8 @@ class LostUpdates(Rule):
         if each is None or converged(history):
             return ()
         grave = least >= self.lost and arrived <= self.effectiveness
-        if not grave and (not (least >= self.most and arrived <= self.part) or _on_grids(record)):
+        grids = bool(reading_of(record, "parameter.grid").present.any())
+        if not grave and (not (least >= self.most and arrived <= self.part) or grids):
             return ()
         order = np.argsort(-np.where(each.present, each.values, -1.0), kind="stable")
         layers = tuple(each.sites[i] for i in order if each.present[i] and each.values[i] >= self.most)
@@ -243,11 +244,11 @@ class LostUpdates(Rule):
             share,
             self.most,
             message,
-            _OFF_GRID if _on_grids(record) else _ADVICE[ROUNDING],
+            _OFF_GRID if grids else _ADVICE[ROUNDING],
             cause=ROUNDING,
             follows_from=(IssueType.VANISHING,),
         )
-        whole = grave and not _on_grids(record)
+        whole = grave and not grids
         return (*([replace(finding, issue_type=IssueType.NOT_TRAINING, origin=ROUNDING)] if whole else []), finding)
 
 
@@ -306,10 +307,6 @@ def _at(record: StepRecord, metric: str, sites: tuple[str, ...]) -> FloatArray:
     return np.array([np.nan if known.get(site) is None else known[site] for site in sites], dtype=np.float32)
 
 
-def _on_grids(record: StepRecord) -> bool:
-    return bool(reading_of(record, "parameter.grid").present.any())
-
-
 _OFF_GRID = (
     "each update is smaller than half a step of the declared grid: keep full-precision weights and quantize a copy "
     "in forward (w + (round(w / step) * step - w).detach()), raise the learning rate, or declare a finer grid."
@@ -353,7 +350,7 @@ def _leave_followers(reasons: dict[str, tuple[str, ...]], history: History) -> N
     ever = np.bitwise_or.reduce(connections(wiring), axis=0)
     following = follows(history, wiring.sites, ever)
     resting = {wiring.sites[index] for index in np.flatnonzero(following)} | unneeded(wiring.sites, ever)
-    for why in (NO_GRADIENT, NOT_OWNED) if resting else ():
+    for why in (NO_GRADIENT, NOT_OWNED):
         reasons[why] = tuple(site for site in reasons.get(why, ()) if site not in resting)
 
 
