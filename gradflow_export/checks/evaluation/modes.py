@@ -52,13 +52,11 @@ class WrongMode(Check):
         that trains in evaluation mode from the first step with estimated statistics.
 
     Attributes:
-        episodes: Minimum number of steps before which the model was evaluated in training mode.
-        often: Maximum fraction of such steps.
+        often: Maximum fraction of the steps since the first evaluation in training mode that have one before them.
         asleep: Minimum number of steps in evaluation mode.
         patience: One; the counts above already require persistence.
     """
 
-    episodes: int = 2
     often: float = 0.4
     asleep: int = 5
     patience: int = 1
@@ -109,7 +107,7 @@ class WrongMode(Check):
     def _training(self, record: StepRecord, history: History, fact: str) -> Iterable[Finding]:
         names, passes = _above(record, fact)
         episodes = _episodes(history.at_sites(fact))
-        if names and len(episodes) >= self.episodes and history.seen >= 5:
+        if names and episodes:
             # Of steps that are not recorded nobody knows what came before them.
             recent = int((history.run("loss").steps >= episodes[0]).sum())
             if len(episodes) <= self.often * recent:
@@ -231,11 +229,8 @@ def _finding(
 
 def _answers(record: StepRecord, history: History) -> bool:
     """Whether one of the parts that were called without gradients makes the answers that a loss is of."""
-    called = record.facts.get(_PARTS, {})
-    if not called or not supervised(history):
-        return False
-    makers = history.at_sites(_SUPERVISED).sites
-    return any(f"{maker}.".startswith(f"{part}.") for maker in makers for part in called)
+    called, makers = record.facts.get(_PARTS, {}), history.at_sites(_SUPERVISED).sites
+    return supervised(history) and any(f"{maker}.".startswith(f"{part}.") for maker in makers for part in called)
 
 
 def _above(record: StepRecord, fact: str) -> tuple[tuple[str, ...], float]:
@@ -246,7 +241,5 @@ def _above(record: StepRecord, fact: str) -> tuple[tuple[str, ...], float]:
 
 def _episodes(series: SiteSeries) -> list[int]:
     """Return the steps of the window at which any value was above 0."""
-    if len(series.steps) == 0:
-        return []
     above = (series.present & np.isfinite(series.values) & (series.values > 0)).any(axis=1)
     return [int(step) for step in series.steps[above]]
