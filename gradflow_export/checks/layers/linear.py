@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import layers_of, no_better, seen, values_of
+from gradflow_export.rules.evidence import no_better, values_of
 from gradflow_export.rules.history import History
 
 
@@ -19,13 +19,12 @@ class StackedLinear(Check):
     are one linear map. A low-rank factorization is intentional. Therefore at least one layer in the row must be as wide
     as one of its neighbors, so that it adds no capacity.
 
-    Four observations show that an activation is missing. (1) The model has activation modules, but none of them is on
-    the path from its first layer to the loss, or all of them are linear (a slope of 1). (2) It has no activations but a
-    normalization between any two of at least ``row`` layers, which a linear map does not need. (3) At least ``row``
-    layers are stacked while the graph is non-linear elsewhere; convolutions are excluded, because factorized
-    convolutions are common.
+    Three observations show that an activation is missing. (1) The model has activation modules, but none of them is on
+    the path from its first layer to the loss, or all of them are linear (a slope of 1). (2) At least ``row`` layers are
+    stacked while the graph is non-linear elsewhere; convolutions are excluded, because factorized convolutions are
+    common.
 
-    (4) While the graph is non-linear elsewhere, two linear layers or two convolutions of the same kind in one parent
+    (3) While the graph is non-linear elsewhere, two linear layers or two convolutions of the same kind in one parent
     module follow each other directly, and the tensor between them is at least as wide as one end and not used by
     anything else. One of the layers could do the same.
 
@@ -58,29 +57,18 @@ class StackedLinear(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the graph of this record."""
         layers, length = _row(record)
-        straight = layers_of(record, "loss.affine_depth")
-        idle = max((seen(record, "loss.idle_activations", site) or 0.0 for site in straight), default=0.0)
-        norms = max((seen(record, "loss.affine_norms", site) or 0.0 for site in straight), default=0.0)
+        idle = max(values_of(record, "loss.idle_activations").values(), default=0.0)
         if length >= 2 and idle > 0:
             return (
                 _unbent(layers, idle, 0.0, f"none of the {number(idle)} activation modules in the model has an effect"),
             )
-        if length >= self.row and norms >= length - 1:
-            return (
-                _unbent(
-                    layers,
-                    length,
-                    self.row,
-                    "the normalization layers between them indicate that activations are missing",
-                ),
-            )
-        if length >= self.row and not straight:
+        if length >= self.row and not record.facts.get("loss.affine_depth"):
             return (_unbent(layers, length, self.row, "elsewhere the network is non-linear"),)
-        merged = layers_of(record, "layer.merged")
+        merged = values_of(record, "layer.merged")
         if merged:
-            width = max(seen(record, "layer.merged", site) or 0.0 for site in merged)
+            width, are = max(merged.values()), "are one linear map" if len(merged) == 2 else "are half as many"
             why = f"the layer between them is {number(width)} times as wide as the narrower end, which adds no capacity"
-            return (_unbent(merged, width, 1.0, why, "are one linear map" if len(merged) == 2 else "are half as many"),)
+            return (_unbent(tuple(merged), width, 1.0, why, are),)
         return ()
 
 
@@ -142,8 +130,8 @@ class LinearLimit(Check):
 
 def _row(record: StepRecord) -> tuple[tuple[str, ...], float]:
     """Return the layers in a row, and how many there are."""
-    layers = layers_of(record, "layer.row")
-    return layers, max((seen(record, "layer.row", site) or 0.0 for site in layers), default=0.0)
+    row = values_of(record, "layer.row")
+    return tuple(row), max(row.values(), default=0.0)
 
 
 def _unbent(
