@@ -93,8 +93,6 @@ class LeftFrozen(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the connections of this record and of those before it."""
-        if not record.facts.get("connection.state"):
-            return ()
         ways = self._never_freed, self._all, self._at_zero, self._as_drawn
         return tuple(found for way in ways for found in way(record, history))
 

@@ -99,7 +99,7 @@ class NotTraining(Check):
         if stopped := seen(record, "wiring.stopped_passes"):
             return (counted(STOPPED, stopped, record.step - 1),)
         series = history.at_sites("connection.state")
-        if not record.facts.get("connection.state") or len(series.steps) < self.readings:
+        if len(series.steps) < self.readings:
             return ()
         codes = connections(series)
         lately = changed_at(series, codes, history)
@@ -136,10 +136,10 @@ class NotTraining(Check):
             return (counted(BLIND, blind, since),)
         still = trainable & ((always & Wiring.ZERO_RATE) > 0)
         findings = [
-            *(() if start else _hidden(history, self.readings)),
+            *_hidden(history, self.readings),
             *self._unowned(history, sites, trainable & reached & ~owned, ever),
             *self._unreached(history, sites, trainable & owned & ~reached, ever, span, since if start else 0),
-            *(() if start else self._flat(record, history, sites, trainable & owned & reached, ever)),
+            *self._flat(history, sites, trainable & owned & reached, ever),
             *(() if start and not dropped_at_once(history, since, still, total) else _rateless(sites, still, total)),
             *_frozen(sites, ~trainable, (always & Wiring.TRAINABLE) > 0, ever, 1 if start else 3),
         ]
@@ -178,9 +178,7 @@ class NotTraining(Check):
                 False,
             )
         names = chosen(sites, loose & ~waiting)
-        if not names:
-            return
-        if history.run("wiring.orphans").last > 0:
+        if names and history.run("wiring.orphans").last > 0:
             yield Told(
                 "left the model",
                 names,
@@ -194,18 +192,18 @@ class NotTraining(Check):
                 ),
                 True,
             )
-            return
-        yield Told(
-            "in no optimizer",
-            names,
-            "gradients reach them, but no optimizer that steps holds them",
-            (
-                "build the optimizer from model.parameters() after every module exists, or call "
-                f"optimizer.add_param_group({{'params': [...]}}); if {names[0]} is meant to stay constant, call "
-                "requires_grad_(False) on it."
-            ),
-            True,
-        )
+        elif names:
+            yield Told(
+                "in no optimizer",
+                names,
+                "gradients reach them, but no optimizer that steps holds them",
+                (
+                    "build the optimizer from model.parameters() after every module exists, or call "
+                    f"optimizer.add_param_group({{'params': [...]}}); if {names[0]} is meant to stay constant, call "
+                    "requires_grad_(False) on it."
+                ),
+                True,
+            )
 
     def _unreached(
         self, history: History, sites: tuple[str, ...], cut: BoolArray, ever: Codes, span: int, since: int
@@ -252,12 +250,10 @@ class NotTraining(Check):
                 True,
             )
 
-    def _flat(
-        self, record: StepRecord, history: History, sites: tuple[str, ...], learning: BoolArray, ever: Codes
-    ) -> Iterable[Told]:
+    def _flat(self, history: History, sites: tuple[str, ...], learning: BoolArray, ever: Codes) -> Iterable[Told]:
         """Yield what gets a gradient of exactly 0, at the first reading and over the whole window since."""
         norms = history.at_sites("parameter.gradient_norm")
-        if history.seen < self.span or len(norms.steps) < self.span or shut(history) or history.run("loss").last == 0.0:
+        if len(norms.steps) < self.span or shut(history) or history.run("loss").last == 0.0:
             return
         never = norms.present.all(axis=0) & (norms.values == 0).all(axis=0) & (norms.first == 0)
         flat = set(chosen(norms.sites, never))
@@ -356,7 +352,7 @@ def _frozen(sites: tuple[str, ...], frozen: BoolArray, trained: BoolArray, ever:
     warm = [m for m in modules if trained[bulk[m]].all()]
     if not cold or len(warm) < 2 or len(warm) + len(cold) < len(modules):
         return
-    last = cold == modules[-1:] and len(warm) >= 2
+    last = cold == modules[-1:]
     kinds = {m: vector[by_module[m]].tolist() for m in (*warm, cold[0])}
     peers = [m for m in warm if kinds[m] == kinds[cold[0]]]
     among = len(cold) == 1 and len(peers) >= least and cold[0] != modules[0]
