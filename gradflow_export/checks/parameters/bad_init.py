@@ -71,12 +71,9 @@ class BadInit(Check):
         head: The same if the last layer's own weights are too large, whether or not the loss comes down.
         sure: The same against equal probabilities for all classes, whatever the weights.
         after: Number of steps within which it may come down by itself.
-        bad: The same, if the loss is still above that of the best constant prediction after twice as many steps.
         gain: Minimum root mean square of the weights times the root of the number of inputs.
-        wide: The same for half of the layers.
         tiny: Maximum such number for most layers if the signal vanishes; PyTorch's default is 0.58.
         depth: Maximum log gain over the whole chain at the first step if the signal vanishes.
-        shallow: The same, if the loss is at ``level`` after three times ``after`` steps.
         inputs: Maximum magnitude of inputs that are not themselves the cause.
         one_sided: Minimum absolute mean of the weights relative to their root mean square.
         great: Minimum gain of such weights.
@@ -94,12 +91,9 @@ class BadInit(Check):
     head: float = 4.0
     sure: float = 3.0
     after: int = 20
-    bad: float = 2.0
     gain: float = 4.0
-    wide: float = 2.5
     tiny: float = 0.35
     depth: float = -8.0
-    shallow: float = -5.0
     inputs: float = 10.0
     one_sided: float = 0.75
     great: float = 2.0
@@ -140,14 +134,11 @@ class BadInit(Check):
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
         if not (len(over.steps) and len(gains.steps)):  # read at the same step for the first time
             return
-        high = over.present[-3:].all(axis=0) & (over.values[-3:] > 1.0).all(axis=0)
         worse = over.present[-1] & (over.first >= self.worse) & (over.values[-1] > 1.0)
-        if history.seen >= 2 * self.after:
-            worse |= high & (over.first >= self.bad)
         first = gains.first
         order = np.argsort(-np.nan_to_num(first), kind="stable")
-        names = tuple(gains.sites[i] for i in order if first[i] >= self.wide)
-        if names and worse.any() and (2 * len(names) >= len(first) or float(np.nanmax(first)) >= self.gain):
+        names = tuple(gains.sites[i] for i in order if first[i] >= self.gain)
+        if names and worse.any():
             greatest, times = float(first[order[0]]), float(over.first[worse].max())
             yield _finding(
                 Severity.MEDIUM,
@@ -249,10 +240,7 @@ def _small(check: BadInit, history: History) -> Iterable[Finding]:
     depth, gains, loss = history.run("gain.depth"), history.at_sites("parameter.initial_gain"), history.run("loss")
     if history.seen < check.after or depth.count == 0 or not len(gains.steps) or loss.count < 10:
         return
-    known = len(history.at_sites("loss.over_constant").steps) > 0
-    flat = none_better(history, check.level, 5) is not None if known and history.seen >= 3 * check.after else False
-    falls = not flat and (loss.low <= 0 or depth.first > check.depth or median(loss.values[-10:]) <= 0.95 * loss.first)
-    if falls or depth.first > check.shallow:
+    if loss.low <= 0 or depth.first > check.depth or median(loss.values[-10:]) <= 0.95 * loss.first:
         return
     first = gains.first
     small = np.isfinite(first) & (first > 0) & (first <= check.tiny)
@@ -301,15 +289,12 @@ def _zeros(_check: BadInit, record: StepRecord, history: History) -> Iterable[Fi
     zero = connected(history, Wiring.OWNED | Wiring.GRADIENT).intersection(only(sizes, sizes.values == 0.0).sites)
     blank = tuple(site for site, apart in read.items() if apart is None and site in zero)
     if blank:
-        gains = history.at_sites("parameter.initial_gain")
-        begun = tuple(s for s, gain in zip(gains.sites, gains.first, strict=True) if gain == 0 and s not in blank)
         yield _finding(
             Severity.HIGH,
-            (*blank, *begun),
+            blank,
             0.0,
             0.0,
-            f"the weights of {some(blank)} are all 0, and still are after {history.seen - 1} steps"
-            + (f"; those of {some(begun)} began with 0 as well." if begun else "."),
+            f"the weights of {some(blank)} are all 0, and still are after {history.seen - 1} steps.",
             "initialize at most one of two consecutive layers with zeros, otherwise no gradient passes: use "
             "nn.init.kaiming_normal_(layer.weight) for the others, or keep PyTorch's default initialization.",
             ZEROS,
