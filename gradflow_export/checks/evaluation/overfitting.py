@@ -220,7 +220,6 @@ class Overfitting(Check):
 
     Attributes:
         readings: Number of evaluations before anything is reported.
-        since: Minimum number of evaluations after the best one.
         rise: Minimum rise as a fraction of the minimum.
         sure: Minimum rise in standard deviations of the noise.
         fallen: Maximum training loss, as a fraction of that at the best evaluation.
@@ -229,7 +228,6 @@ class Overfitting(Check):
     """
 
     readings: int = 8
-    since: int = 4
     rise: float = 0.25
     sure: float = 5.0
     fallen: float = 0.8
@@ -257,7 +255,7 @@ class Overfitting(Check):
         few = 0.0 if samples.count == 0 else _SPREAD * now / median(samples.values) ** 0.5
         margin = max(self.rise * best, self.sure * _noise(said.values), few)
         goes_on = now - best >= 0.75 * (float(smooth[at - 1 :].max()) - best)
-        if best <= 0 or len(values) - 1 - at < self.since or now - best < margin or not goes_on:
+        if best <= 0 or now - best < margin or not goes_on:
             return ()
         before = _level(training, int(steps[at - 1]), int(steps[at + 1]))
         after = _level(training, int(steps[-3]), int(steps[-1]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.evidence import Wiring
-from gradflow_export.records.sites import pattern
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
@@ -325,16 +323,14 @@ def _doubles(check: BadInit, record: StepRecord, history: History) -> Iterable[F
 def _siblings(check: BadInit, record: StepRecord, history: History) -> Iterable[Finding]:
     """Yield layers that only the numbers in their names distinguish."""
     gaps, moving = values_of(record, "parameter.sibling_gap"), _moving(record)
-    names = [name for name, gap in gaps.items() if gap <= check.alike and name in moving]
-    kin = Counter(map(pattern, names))
-    names = [name for name in names if kin[pattern(name)] > 1]
+    names = tuple(name for name, gap in gaps.items() if gap <= check.alike and name in moving)
     if names:
         yield _finding(
             Severity.MEDIUM,
-            tuple(names),
+            names,
             0.0,
             0.0,
-            f"the weights of {some(tuple(names))} equal those of another layer of the same kind, and still do after "
+            f"the weights of {some(names)} equal those of another layer of the same kind, and still do after "
             f"{history.seen - 1} steps: they get the same gradients and stay equal.",
             "create each of them separately instead of copying one, nn.ModuleList(make() for _ in range(n)) "
             "without copy.deepcopy or a common seed; if they are meant to be tied, use one module several times.",
