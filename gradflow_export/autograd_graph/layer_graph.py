@@ -107,12 +107,14 @@ class Straight:
         inputs: Features, or channels, that enter it.
         outputs: That leave it.
         plain: Whether it is a matrix; a convolution in a row widens what is seen, or is one of a factorisation.
+        normalised: Whether a normalisation stands directly behind it.
     """
 
     name: str
     inputs: int
     outputs: int
     plain: bool = True
+    normalised: bool = False
 
 
 @dataclass
@@ -266,11 +268,11 @@ def _add_layer(node: Node, name: str, after: str, row: tuple[Straight, ...], out
     variable = through_shapes(below(node, weight)).variable
     shape = tuple(variable.shape)
     outputs, inputs = (shape[0], shape[1]) if len(shape) > 1 else (1, shape[0])
-    row = (Straight(name, inputs, outputs, plain=len(shape) <= 2), *row)
+    normalised = after in NORMALISATIONS
+    row = (Straight(name, inputs, outputs, plain=len(shape) <= 2, normalised=normalised), *row)
     out.made.append((node, name))
     out.run = max(out.run, row, key=len)
     if below(node, data) is None:
-        normalised = after in NORMALISATIONS
         out.first.append(FirstLayer(name, saved(node, attribute), normalised=normalised, weight=id(variable)))
     return row
 

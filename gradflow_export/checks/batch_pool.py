@@ -112,6 +112,7 @@ class Remembered:
         if not found.bends:
             out["loss.affine_depth"] = float(length)
             out["loss.idle_activations"] = float(found.idle)
+            out["loss.affine_norms"] = float(sum(straight.normalised for straight in run[:-1]))
         if out and self._is_due():
             out.update(self._copies(found))
             self._tested = self._total

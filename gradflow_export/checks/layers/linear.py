@@ -19,12 +19,13 @@ class StackedLinear(Check):
     are one linear map. A low-rank factorization is intentional. Therefore at least one layer in the row must be as wide
     as one of its neighbors, so that it adds no capacity.
 
-    Three observations show that an activation is missing. (1) The model has activation modules, but none of them is on
-    the path from its first layer to the loss, or all of them are linear (a slope of 1). (2) At least ``row`` layers are
-    stacked while the graph is non-linear elsewhere; convolutions are excluded, because factorized convolutions are
-    common.
+    Four observations show that an activation is missing. (1) The model has activation modules, but none of them is on
+    the path from its first layer to the loss, or all of them are linear (a slope of 1). (2) It has no activations but a
+    normalization between any two of at least ``row`` layers, which a linear map does not need. (3) At least ``row``
+    layers are stacked while the graph is non-linear elsewhere; convolutions are excluded, because factorized
+    convolutions are common.
 
-    (3) While the graph is non-linear elsewhere, two linear layers or two convolutions of the same kind in one parent
+    (4) While the graph is non-linear elsewhere, two linear layers or two convolutions of the same kind in one parent
     module follow each other directly, and the tensor between them is at least as wide as one end and not used by
     anything else. One of the layers could do the same.
 
@@ -58,16 +59,27 @@ class StackedLinear(Check):
         """Judge the graph of this record."""
         layers, length = _row(record)
         idle = max(values_of(record, "loss.idle_activations").values(), default=0.0)
+        norms = max(values_of(record, "loss.affine_norms").values(), default=0.0)
         if length >= 2 and idle > 0:
             return (
                 _unbent(layers, idle, 0.0, f"none of the {number(idle)} activation modules in the model has an effect"),
+            )
+        if length >= self.row and norms >= length - 1:
+            return (
+                _unbent(
+                    layers,
+                    length,
+                    self.row,
+                    "the normalization layers between them indicate that activations are missing",
+                ),
             )
         if length >= self.row and not record.facts.get("loss.affine_depth"):
             return (_unbent(layers, length, self.row, "elsewhere the network is non-linear"),)
         merged = values_of(record, "layer.merged")
         if merged:
-            width, are = max(merged.values()), "are one linear map" if len(merged) == 2 else "are half as many"
+            width = max(merged.values())
             why = f"the layer between them is {number(width)} times as wide as the narrower end, which adds no capacity"
+            are = "are one linear map" if len(merged) == 2 else "are half as many"
             return (_unbent(tuple(merged), width, 1.0, why, are),)
         return ()
 
