@@ -72,7 +72,8 @@ class Underflow(Check):
         zeros, greatest, means = (
             reading_of(record, f"parameter.{name}") for name in ("zero_share", "gradient_linf", "gradient_mean")
         )
-        if not zeros.sites == greatest.sites == means.sites or solved(history):
+        scaled = record.value("gradient.loss_scale") not in {None, 1.0}
+        if not zeros.sites == greatest.sites == means.sites or scaled or solved(history):
             return ()
         here = zeros.present & greatest.present & means.present
         share, top, mean = (each.values.astype(np.float64) for each in (zeros, greatest, means))
@@ -81,7 +82,7 @@ class Underflow(Check):
         grid = (top < NORMAL) & (top / QUANTUM == np.round(top / QUANTUM)) & (typical <= self.steps * QUANTUM)
         lost = here & (share >= self.share) & grid
         # A gradient of zeros alone may have any reason; beside others that are on the grid it has this one.
-        if (here & grid & (top > 0)).sum() < 2 or lost.sum() < self.most * here.sum():
+        if (here & grid & (top > 0)).sum() < 2 or lost.sum() < max(self.most * here.sum(), 2):
             return ()
         layers = tuple(site for site, flag in zip(zeros.sites, lost.tolist(), strict=True) if flag)
         value = float(share[lost].mean())

@@ -84,8 +84,8 @@ class Diverging(Rule):
 
     Above ``factor`` times the first losses it is more if it is ``worse`` times that of the best constant prediction,
     which data cannot explain. If that is not known, the targets may have grown, as with a value function, and the
-    updates must be large relative to the weights (``large``). Losses of several optimizers in turn, of a player of a
-    game, and those that go below 0, are not comparable and not judged.
+    updates must be large relative to the weights (``large``), or the loss ``far`` times its initial values. Losses of
+    several optimizers in turn, of a player of a game, and those that go below 0, are not comparable and not judged.
 
     A rise that came with a learning rate of several times all earlier ones is LEARNING_RATE.
 
@@ -114,6 +114,7 @@ class Diverging(Rule):
         worse: Minimum multiple of the loss of the best constant prediction.
         large: Minimum update-to-weight ratio of a large update.
         far_off: Minimum multiple of the error of the best constant prediction and of the first, while the loss falls.
+        far: Multiple of the first losses that a change of the data cannot explain.
         forgotten: Minimum fraction of the loss of the best constant prediction at which most that was learned is lost.
         nothing: Minimum fraction at which nothing of it is left, and the severity is HIGH.
         away: Minimum number of steps for which it is lost.
@@ -136,6 +137,7 @@ class Diverging(Rule):
     worse: float = 2.0
     large: float = 1e-2
     far_off: float = 10.0
+    far: float = 1e3
     forgotten: float = 0.7
     nothing: float = 0.9
     away: int = 100
@@ -312,7 +314,7 @@ class Diverging(Rule):
         if none_better(history, 0.0, 1) is not None:
             return Severity.HIGH if share >= self.worse else Severity.LOW
         large = median(history.run("update.ratio").values[-5:]) >= self.large
-        return Severity.MEDIUM if large else Severity.LOW
+        return Severity.MEDIUM if times >= self.far or large else Severity.LOW
 
 
 def _onset(every: Floats, levels: Floats, left: int, before: int, slight: float) -> tuple[int, int]:

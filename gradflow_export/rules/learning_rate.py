@@ -336,7 +336,8 @@ class UnevenSteps(Rule):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the greatest of all steps of each layer by the greatest of the last ones."""
         ratios, moves = (history.at_sites(f"parameter.update_{name}") for name in ("ratio", "norm"))
-        if history.seen < self.settle or moves.sites != ratios.sites or warms_up(history):
+        known = len(ratios.steps) >= 5 and moves.sites == ratios.sites
+        if history.seen < self.settle or not known or warms_up(history):
             return ()
         told = np.where(ratios.present & np.isfinite(ratios.values), ratios.values, 0.0)
         lately, most = told.astype(np.float64).max(axis=0), ratios.high.astype(np.float64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,16 +103,25 @@ def _linked(sites: tuple[str, ...], every: tuple[str, ...], values: bytes, prese
             last = every[after[last]]
         if site in after:
             members.setdefault(last, []).append(index)
-    out: list[_Links] = []
+    known, out = frozenset(sites), []
     for last, indices in members.items():
         own = tuple(sites[index] for index in indices)
-        joined = np.array([after[a] >= 0 and every[after[a]] == b for a, b in itertools.pairwise(own)], dtype=np.bool_)
+        joined = np.array([_beyond(a, after, every, known) == b for a, b in itertools.pairwise(own)], dtype=np.bool_)
         where = np.array(indices, dtype=np.intp)
         for array in (joined, where):
             array.setflags(write=False)
         if len(own) > 1:
             out.append((own, where, joined, after[last] == -1))
     return tuple(out)
+
+
+def _beyond(site: str, after: dict[str, int], sites: tuple[str, ...], known: Container[str]) -> str:
+    """Return the next block that a value arrived for."""
+    while (place := after.get(site, -1)) >= 0:
+        site = sites[place]
+        if site in known:
+            return site
+    return ""
 
 
 def outlying(log_gains: Floats, floor: float, deviations: float) -> BoolArray:
@@ -178,7 +188,7 @@ def stuck(history: History, span: int = 200, share: float = 0.9) -> bool:
     steps, values = loss.whole()
     if len(values) < 10 or loss.low < 0 or loss.steps[-1] - steps[0] < span or not np.isfinite(loss.values[-20:]).all():
         return False
-    return median(loss.values[-20:]) > share * median(values[:5])
+    return median(loss.values[-20:]) > share * median(values[: max(5, len(values) // 20)])
 
 
 def converged(history: History) -> bool:
