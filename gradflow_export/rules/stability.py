@@ -99,7 +99,9 @@ class Unstable(Rule):
         values, steps = values[usable][-64:], steps[usable][-64:]
         if len(values) < 10:
             return ()
-        return self._leaps(values, steps, norms.high, history) or self._turns(values, steps, norms.high, history)
+        turned = (history.run("gradient.cosine").values[-max(self.lasting, 10) :] < self.turn).any()
+        found = self._leaps(values, steps, norms.high, history)
+        return found or (self._turns(values, steps, norms.high, history) if turned else ())
 
     def _leaps(
         self, values: Floats, steps: npt.NDArray[np.int64], greatest: float, history: History
