@@ -103,7 +103,8 @@ class InitialInstrument(Reader):
                 self._out.append(_pending("parameter.initial_gain", sites, _gains(weights, own)))
                 self._out.append(_pending("parameter.initial_mean", sites, _of_each(_one_sided, weights)))
             else:
-                self._look_for_doubles([(name, weight) for name, weight in named if name not in self._own])
+                trained = {name for name, weight in held if weight.grad is not None}  # no copies that others follow
+                self._look_for_doubles([(name, weight) for name, weight in named if name in trained - self._own])
                 parting = [self._parting(*each) for each in named]
                 self._out.append(_pending("parameter.row_parting", sites, parting))
             self._out.append(_pending("parameter.row_spread", sites, self._spreads(named)))

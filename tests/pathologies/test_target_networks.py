@@ -102,3 +102,21 @@ def test_layers_of_one_list_that_begin_alike_are_no_networks():
     model = Layers()
     found = stagnant(model, lambda m, x, _: m.head(m.layers[0](x)).square().mean(), list(model.parameters()))
     assert any(name.startswith("layers.1") for name in found)
+
+
+def test_copies_of_one_list_that_are_made_at_each_step_are_meant():
+    """Only what is trained beside what it equals should be made anew; here the second is written to by the first."""
+    torch.manual_seed(0)
+    both = nn.ModuleList([network(), network()])
+    optimizer, memory = torch.optim.Adam(both[0].parameters(), lr=1e-2), MemoryWriter()
+    with Exporter(both, backends=[memory], verbose=0, budget=None) as exporter:
+        exporter.watch()
+        for _ in range(STEPS):
+            both[1].load_state_dict(both[0].state_dict())
+            x, after = torch.randn(64, 6), torch.randn(64, 6)
+            with torch.no_grad():
+                wanted = x[:, :3] + 0.5 * both[1](after)
+            optimizer.zero_grad()
+            F.mse_loss(both[0](x), wanted).backward()
+            optimizer.step()
+    assert [issue.layers for issue in exporter.issues] == []
