@@ -39,3 +39,13 @@ def test_what_a_fit_in_closed_form_explains_is_read(tokens, even, there):
         told = memory.take(found, np.column_stack([x, np.full(16, 9.0), x[:, 0]]))
         assert ("target.attained" in told) is (there and reading == 12)
     assert not there or told["target.attained"][""] < 0.1
+
+
+@pytest.mark.parametrize(("batch", "least", "most"), [(8, 8, 16), (64, 28, 32), (512, 28, 32)])
+def test_all_rows_are_looked_at_again_once_an_eighth_is_new(batch, least, most):
+    """Of 96 readings every third at most; of 8 rows each, ever fewer the more are remembered."""
+    memory, noise, told = Remembered(), np.random.default_rng(0), 0
+    found = Found(kind="squared", inputs=3, outputs=1, own=True, count=batch, steps=(1,))
+    for _ in range(96):
+        told += "target.tested" in memory.take(found, noise.normal(size=(batch, 5)))
+    assert least <= told <= most
