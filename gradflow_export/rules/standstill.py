@@ -60,7 +60,8 @@ class Rotation(Rule):
             "gradient penalty on real data (R1), average the weights (torch.optim.swa_utils.AveragedModel) or use "
             "an extragradient step; with a single loss, shuffle the batches."
         )
-        return (Finding(IssueType.ROTATION, Severity.HIGH, _players(record), turns, self.winding, message, advice),)
+        severity = Severity.HIGH if growth >= 1.0 else Severity.MEDIUM
+        return (Finding(IssueType.ROTATION, severity, _players(record), turns, self.winding, message, advice),)
 
 
 def _players(record: StepRecord) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ class NotTraining(Check):
         if stopped := seen(record, "wiring.stopped_passes"):
             return (counted(STOPPED, stopped, record.step - 1),)
         series = history.at_sites("connection.state")
-        if len(series.steps) < self.readings:
+        if not record.facts.get("connection.state") or len(series.steps) < self.readings:
             return ()
         codes = connections(series)
         lately = changed_at(series, codes, history)
