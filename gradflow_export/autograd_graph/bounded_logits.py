@@ -22,9 +22,8 @@ def written(node: Node) -> Form | None:
     if kind_of(top) != Op.EXP or kind_of(total) != Op.SUM or through_shapes(below(total)) is not top:
         return None
     given = through_shapes(below(top))
-    given = (
-        through_shapes(below(given)) if kind_of(given) == Op.SUB else given
-    )  # the greatest score, so that none overflows
+    if kind_of(given) == Op.SUB:  # the greatest score, so that none overflows
+        given = through_shapes(below(given))
     return _form(given, shape_of(top)[-1])
 
 

@@ -239,9 +239,8 @@ def _is_normalised(node: Node) -> bool:
         return False
     size = through_shapes(below(node, 1))
     size = through_shapes(below(size)) if kind_of(size) in _LIMITS else size
-    return kind_of(size) in {Op.LINALG_VECTOR_NORM, Op.NORM} and through_shapes(below(size)) is through_shapes(
-        below(node)
-    )
+    same = through_shapes(below(size)) is through_shapes(below(node))
+    return same and kind_of(size) in {Op.LINALG_VECTOR_NORM, Op.NORM}
 
 
 def _overlap(node: Node, sign: float) -> Form | None:
