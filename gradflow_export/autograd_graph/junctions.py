@@ -84,7 +84,7 @@ class Junctions:
     def mark(self, index: int, output: Any) -> None:
         """Mark what a call of block ``index`` gave out."""
         entry = (index, next(self._numbers))
-        for tensor in _tensors(output):
+        for tensor in tensors_of(output):
             if tensor.grad_fn is not None:
                 metadata: Any = tensor.grad_fn.metadata  # annotated in torch as a function, which it is not
                 metadata[self._key] = entry
@@ -202,9 +202,10 @@ def _route(block: int, following: Mapping[int, int]) -> dict[int, None]:
     return route
 
 
-def _tensors(output: Any) -> Iterable[Tensor]:
+def tensors_of(output: Any) -> Iterable[Tensor]:
+    """Yield the tensors of an output, in nested lists, tuples and mappings too."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, (tuple, list, Mapping)):
         for part in output.values() if isinstance(output, Mapping) else output:
-            yield from _tensors(part)
+            yield from tensors_of(part)

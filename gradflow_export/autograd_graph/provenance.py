@@ -72,9 +72,12 @@ def nearest_parameter(tensor: Tensor, name_of: Callable[[object], str | None], w
     Returns:
         The name; ``None`` where none is among these nodes.
     """
-    if tensor.grad_fn is None:
-        return name_of(tensor)
-    nodes: deque[Any] = deque([tensor.grad_fn])
+    return name_of(tensor) if tensor.grad_fn is None else parameter_behind(tensor.grad_fn, name_of, within)
+
+
+def parameter_behind(node: Any, name_of: Callable[[object], str | None], within: int) -> str | None:
+    """Return the name of the parameter that stands nearest behind a node, as :func:`nearest_parameter` does."""
+    nodes: deque[Any] = deque([node])
     for _ in range(within):
         if not nodes:
             break

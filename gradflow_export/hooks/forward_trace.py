@@ -65,6 +65,7 @@ class ForwardPasses(Generic[KnownT]):
         members: What is known of each module, by its ``id``.
         code: Knows whether the model is compiled.
         left: Called with a marked call and its output when it has ended.
+        outermost: Whether the outermost calls are marked.
 
     Attributes:
         ran: Whether a forward pass began since this was last set to False.
@@ -76,8 +77,9 @@ class ForwardPasses(Generic[KnownT]):
         *,
         code: CompiledCode | None = None,
         left: Callable[[Call[KnownT], Any], None] = _nothing,
+        outermost: bool = False,
     ) -> None:
-        self._members, self._code, self._left = dict(members), code, left
+        self._members, self._code, self._left, self._outermost = dict(members), code, left, outermost
         self._spies: Sequence[Spy] = ()
         self._armed: contextlib.ExitStack | None = None
         self._stack, self._lock, self._running = _Stack(), threading.Lock(), 0
@@ -93,7 +95,7 @@ class ForwardPasses(Generic[KnownT]):
         """Whether forward passes are seen."""
         return self._armed is not None
 
-    def attach(self, spies: Sequence[Spy]) -> contextlib.ExitStack:
+    def attach(self, spies: Sequence[Spy] = ()) -> contextlib.ExitStack:
         """Take the spies to install; closing the returned stack puts every function back."""
         self._spies = spies
         stack = contextlib.ExitStack()
@@ -103,7 +105,7 @@ class ForwardPasses(Generic[KnownT]):
 
     def arm(self, *, on: bool) -> None:
         """Begin to see forward passes, or with ``on=False`` see no more."""
-        on = on and bool(self._spies) and not (self._code is not None and self._code.found)
+        on = on and bool(self._spies or self._outermost) and not (self._code is not None and self._code.found)
         if on and self._armed is None:
             with contextlib.ExitStack() as stack:
                 stack.callback(self._stop)
@@ -122,7 +124,7 @@ class ForwardPasses(Generic[KnownT]):
             return
         if torch_private.is_tracing():
             return
-        self.calls.append(Call(known, given))
+        self.calls.append(Call(known, given, marked=self._outermost and not self.calls))
         if len(self.calls) == 1:
             with self._lock:
                 self._running += 1

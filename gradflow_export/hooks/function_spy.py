@@ -130,12 +130,6 @@ def attention_spies(see_attention: See, see_softmax: See) -> list[Spy]:
     return [Spy(Tensor, "softmax", see_softmax), *spies_on(shown)]
 
 
-def rectifier_spies(see: See) -> list[Spy]:
-    """Return spies on ``torch.relu``, ``Tensor.relu`` and their in-place forms, which ``F.relu`` calls too."""
-    methods = [Spy(Tensor, name, see) for name in ("relu", "relu_")]
-    return [*methods, *spies_on({torch.relu: see, torch.relu_: see})]
-
-
 def spies_on(shown: Mapping[Any, See]) -> list[Spy]:
     """Return spies on functions under every name that a module of Python imported so far knows them by.
 

@@ -113,8 +113,8 @@ class Saturated(Rule):
             + (f"; likewise {some(layers[1:])}." if len(layers) > 1 else ".")
         )
         advice = (
-            f"reduce the input of {layers[0]}: standardize the inputs ((x - mean) / std), scale down the weights of "
-            "the layer before it, or add nn.LayerNorm before the activation."
+            f"reduce what enters the activation of {layers[0]}: standardize the inputs ((x - mean) / std), scale down "
+            "the weights before it, or add nn.LayerNorm before it."
         )
         severity = Severity.HIGH if first >= 0.95 else Severity.MEDIUM
         return Finding(

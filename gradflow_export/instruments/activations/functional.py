@@ -1,4 +1,4 @@
-"""Rectifiers that are called as functions, such as ``F.relu``, and the layer that feeds each."""
+"""Activations that are called as functions, such as ``F.relu``, and the layer that feeds each."""
 
 from __future__ import annotations
 
@@ -6,24 +6,30 @@ import contextlib
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
 
-from gradflow_export.autograd_graph.provenance import is_plain, nearest_parameter
+from gradflow_export.autograd_graph.junctions import tensors_of
+from gradflow_export.autograd_graph.nodes import Node, Op, kind_of, walk
+from gradflow_export.autograd_graph.provenance import is_plain, parameter_behind
+from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.compiled_calls import CompiledCode
 from gradflow_export.hooks.discover import is_compiled
-from gradflow_export.hooks.forward_trace import ForwardPasses
-from gradflow_export.hooks.function_spy import rectifier_spies
+from gradflow_export.hooks.forward_trace import Call, ForwardPasses
 from gradflow_export.hooks.guards import Guard, unguarded
 from gradflow_export.hooks.parameter_names import ParameterNames
 
 UNSEEN_STEPS = 5
 """Sampled steps without any such call after which a model is taken to have none."""
 NEAREST = 16
-"""Nodes of the graph that are looked at for the layer that feeds a rectifier."""
+"""Nodes of the graph that are looked at for the layer that feeds an activation."""
+MOST_CALLS = 64
+"""Calls of the model in one step whose graphs are looked at."""
 
-_RECTIFIERS = (nn.ReLU, nn.ReLU6)
+KINDS = MappingProxyType({Op.RELU: "relu", Op.SIGMOID: "sigmoid", Op.TANH: "tanh"})
+_MODULES = (nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Tanh)
 
 
 @dataclass(frozen=True)
@@ -31,19 +37,18 @@ class _Known:
     """One module of the model."""
 
     module: weakref.ref[nn.Module]
-    rectifier: bool
+    activation: bool
 
 
-class FunctionalRectifiers:
-    """Shows what enters ``torch.relu``, ``Tensor.relu`` and ``F.relu`` while the model's own forward pass runs.
+class FunctionalActivations:
+    """Shows what ``relu``, ``tanh`` and ``sigmoid`` gave out in the model's own forward pass, by whatever name.
 
-    The functions are replaced for that long only, and only on sampled steps. Calls from within ``nn.ReLU`` are not
-    shown: the module is known. Not seen: functions bound to an attribute or by ``functools.partial`` other than
-    ``F.relu`` itself, what runs without gradients, and models of which any part is compiled.
+    On sampled steps they are found in the graph of what the model gives out, with what they keep for the backward
+    pass. Not seen: what runs without gradients or in a checkpoint, and models of which any part is compiled.
 
     Args:
         model: The unwrapped model; only weak references to its modules are kept.
-        see: Called with the tensor that is, or was, rectified.
+        see: Called with one of ``KINDS``, its node, what it gave out, and the tensors that the model gives out.
         code: Knows whether the model turned out to be compiled.
         guard: Keeps errors out of the user's loop.
     """
@@ -51,7 +56,7 @@ class FunctionalRectifiers:
     def __init__(
         self,
         model: nn.Module,
-        see: Callable[[Tensor], bool],
+        see: Callable[[str, Node, Tensor, list[Tensor]], bool],
         *,
         code: CompiledCode | None = None,
         guard: Guard = unguarded,
@@ -60,28 +65,43 @@ class FunctionalRectifiers:
         self.may_be = any(map(_may_call, modules)) and not any(map(is_compiled, modules))
         if code is not None and code.found:
             self.may_be = False
-        members = {id(m): _Known(weakref.ref(m), isinstance(m, _RECTIFIERS)) for m in modules} if self.may_be else {}
-        self._passes: ForwardPasses[_Known] = ForwardPasses(members, code=code)
-        self._see, self._show = see, guard(self._called)
-        self._unseen, self._seen = 0, False
+        members = {id(m): _Known(weakref.ref(m), isinstance(m, _MODULES)) for m in modules} if self.may_be else {}
+        self._passes: ForwardPasses[_Known] = ForwardPasses(
+            members, code=code, left=guard(self._left), outermost=self.may_be
+        )
+        self._see = see
+        self._unseen, self._seen, self._calls = 0, False, 0
+        self._known: set[Node] = set()
 
     def attach(self) -> contextlib.ExitStack:
-        """Begin; closing the returned stack puts every function back."""
-        return self._passes.attach(rectifier_spies(self._show) if self.may_be else [])
+        """Begin; closing the returned stack ends it."""
+        return self._passes.attach()
 
     def arm(self, *, on: bool) -> None:
         """Begin to see calls, or with ``on=False`` see no more."""
         if not on and self._passes.armed:
             self._unseen = 0 if self._seen else self._unseen + self._passes.ran
             self._seen = self._passes.ran = False
+        self._calls = 0
         self._passes.arm(on=on and self._unseen < UNSEEN_STEPS)
 
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensor = args[0] if args else kwargs.get("input")
-        calls = self._passes.calls
-        outside = bool(calls) and not calls[-1].known.rectifier
-        if outside and is_plain(tensor) and tensor.dim() >= 2 and tensor.numel():
-            self._seen |= self._see(tensor)
+    def known(self, output: Tensor) -> None:
+        """Take what a module gave out that is known as an activation: it is none that is called as a function."""
+        if self._passes.calls:
+            self._known.add(output.grad_fn)
+
+    def _left(self, call: Call[_Known], output: Any) -> None:
+        known, self._known = self._known, set()
+        self._calls += 1
+        if call.known.activation or self._calls > MOST_CALLS:
+            return
+        outputs = [tensor for tensor in tensors_of(output) if is_plain(tensor) and tensor.grad_fn is not None]
+        given = {tensor.grad_fn for tensor in tensors_of(call.given)}
+        for node in walk([tensor.grad_fn for tensor in outputs], into=lambda node: node not in given):
+            kind = KINDS.get(kind_of(node))
+            tensor = None if kind is None or node in known else saved(node, "result")
+            if kind is not None and tensor is not None and tensor.dim() >= 2:
+                self._seen |= self._see(kind, node, tensor, outputs)
 
 
 def _may_call(module: nn.Module) -> bool:
@@ -90,17 +110,18 @@ def _may_call(module: nn.Module) -> bool:
     return own or isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer)
 
 
-def feeding_layer(names: ParameterNames, tensor: Tensor, units: int) -> str | None:
-    """Return the name of the nearest layer before a tensor whose parameter has an entry or a row for each unit.
+def feeding_layer(names: ParameterNames, node: Node, units: int | None = None) -> str | None:
+    """Return the name of the nearest layer behind a node whose parameter has an entry or a row for each unit.
 
     Args:
         names: Of the model's parameters.
-        tensor: An activation with a graph.
-        units: How many units it has.
+        node: What made an activation.
+        units: How many units it has; ``None`` for a layer of any number.
     """
 
     def name_of(parameter: Any) -> str | None:
-        return names.name_of(parameter) if parameter.dim() and parameter.shape[0] == units else None
+        fits = units is None or (parameter.dim() and parameter.shape[0] == units)
+        return names.name_of(parameter) if fits else None
 
-    name = nearest_parameter(tensor, name_of, NEAREST)
+    name = parameter_behind(node, name_of, NEAREST)
     return None if name is None else name.rpartition(".")[0]

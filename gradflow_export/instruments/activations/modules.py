@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gradflow_export.autograd_graph.nodes import Node
 from gradflow_export.hooks.compiled_calls import Reading
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.guards import Guard, unguarded
@@ -18,7 +19,7 @@ from gradflow_export.hooks.module_calls import ModuleCalls
 from gradflow_export.hooks.parameter_names import ParameterNames
 from gradflow_export.hooks.readings import Drained, Pending, join_scalars
 from gradflow_export.instruments.activations.fired_units import FiredUnits
-from gradflow_export.instruments.activations.functional import FunctionalRectifiers, feeding_layer
+from gradflow_export.instruments.activations.functional import FunctionalActivations, feeding_layer
 from gradflow_export.instruments.base import Cost, Instrument, Setting
 from gradflow_export.metrics.arrays.local import local
 from gradflow_export.metrics.units import dead_shares, greatest_outputs, saturated_share, zero_share
@@ -47,8 +48,8 @@ def saturation_kind(module: nn.Module) -> str | None:
 class ActivationInstrument(Instrument):
     """Watches ReLU, ReLU6, Tanh, Sigmoid, Hardtanh and Hardsigmoid modules while the module calls are armed.
 
-    ``F.relu`` and its like are no modules: their units go by the layer that feeds them. Other activations that are
-    called as functions are not seen.
+    ``F.relu``, ``torch.tanh`` and ``torch.sigmoid`` are no modules: their units go by the layer that feeds them. What
+    the model gives out is left out, as it saturates where answers are certain. Other functions are not seen.
     """
 
     instrument: ClassVar[str] = "activations"
@@ -58,7 +59,7 @@ class ActivationInstrument(Instrument):
     def __init__(self, calls: ModuleCalls, model: nn.Module, *, guard: Guard = unguarded) -> None:
         self.calls = calls
         self._guard, self._names = guard, ParameterNames(weakref.ref(model))
-        self._functional = FunctionalRectifiers(model, self._rectified_by_function, code=calls.code, guard=guard)
+        self._functional = FunctionalActivations(model, self._by_function, code=calls.code, guard=guard)
         self._unit_dim_3d = 1 if any(isinstance(m, _CONV1D) for m in model.modules()) else -1
         named = [(site_name(n) or type(m).__name__, m) for n, m in model.named_modules()]
         self._rectifiers = [(n, m) for n, m in named if isinstance(m, _RECTIFIERS)]
@@ -71,6 +72,7 @@ class ActivationInstrument(Instrument):
         self._touched: set[int] = set()
         self._zero: dict[int, Tensor | float] = {}
         self._saturated: dict[int, Tensor | float] = {}
+        self._saturated_at: dict[str, Tensor | float] = {}  # by the layer that feeds a function
         self._samples = 0
         self._fired = FiredUnits()
         self._read_together = False
@@ -111,15 +113,20 @@ class ActivationInstrument(Instrument):
         self._functional.arm(on=on)
         self._names.begin()
 
-    def _rectified_by_function(self, tensor: Tensor) -> bool:
-        """Take what a function rectified, if a layer feeds it."""
-        layer = feeding_layer(self._names, tensor, tensor.shape[self._unit_dim(tensor)])
+    def _by_function(self, kind: str, node: Node, output: Tensor, outputs: list[Tensor]) -> bool:
+        """Take what a function gave out, if a layer feeds it."""
+        layer = feeding_layer(self._names, node, output.shape[self._unit_dim(output)])
         if layer is None:
             return False
+        if kind != "relu":
+            if layer not in {feeding_layer(self._names, each.grad_fn) for each in outputs}:
+                with torch.no_grad():
+                    self._saturated_at[layer] = saturated_share(local(output), kind)
+            return True
         index = self._places.setdefault(layer, len(self._dead_sites))
         if index == len(self._dead_sites):
             self._dead_sites += (layer,)
-        self._rectified(index, None, None, tensor.detach().clamp_min(0))
+        self._rectified(index, None, None, output)
         return True
 
     def _unit_dim(self, output: Tensor) -> int:
@@ -128,6 +135,7 @@ class ActivationInstrument(Instrument):
     def _rectified(self, index: int, _module: nn.Module | None, _args: Any, output: Any) -> None:
         if not isinstance(output, Tensor) or output.dim() < 2 or output.numel() == 0:
             return
+        self._functional.known(output)
         unit_dim = self._unit_dim(output)
         if self._fired.offer(index, output, unit_dim):
             self._read_together = True
@@ -144,6 +152,7 @@ class ActivationInstrument(Instrument):
 
     def _saturable(self, index: int, kind: str, _module: nn.Module | None, _args: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.numel():
+            self._functional.known(output)
             with torch.no_grad():
                 self._saturated[index] = saturated_share(local(output), kind)
 
@@ -155,10 +164,14 @@ class ActivationInstrument(Instrument):
             shares, zeros = self._fired.shares()
             dead.update(shares)
             self._zero.update(zeros)
+        # The activation of the output is a module, if any is, and the last one.
+        saturating = (*self._saturated_at, *self._saturating_sites)
+        saturated = dict(enumerate(self._saturated_at.values()))
+        saturated.update({len(saturated) + index: share for index, share in self._saturated.items()})
         for metric, sites, values in (
             ("activation.dead_share", self._dead_sites, dead),
             ("activation.zero_share", self._dead_sites, self._zero),
-            ("activation.saturated_share", self._saturating_sites, self._saturated),
+            ("activation.saturated_share", saturating, saturated),
         ):
             if values:
                 where = sorted(values)
@@ -174,7 +187,7 @@ class ActivationInstrument(Instrument):
 
     def forget(self) -> None:
         """Forget what was collected outside windows: the step makes no record."""
-        self._touched, self._zero, self._saturated = set(), {}, {}
+        self._touched, self._zero, self._saturated, self._saturated_at = set(), {}, {}, {}
         if self._read_together:
             self._read_together = False
             self._fired.forget()
