@@ -129,7 +129,7 @@ class Aims:
         read, turned = meant(answers, gradients), None
         self._meant |= read is not None
         if read is None and not self._meant:
-            read = turned = meant(answers, -gradients)
+            read = turned = meant(answers, -gradients, turned=True)
         if read is None and found.aims and not self._meant:
             return self._aimed(found, x, answers, gradients, beside)
         if read is None:

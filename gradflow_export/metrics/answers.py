@@ -50,8 +50,11 @@ class Meant(NamedTuple):
     rows: npt.NDArray[np.bool_]
 
 
-def meant(answers: Floats, gradients: Floats) -> Meant | None:
+def meant(answers: Floats, gradients: Floats, *, turned: bool = False) -> Meant | None:
     """Return what the answers were to be, ``None`` where their gradient is not that of a cross-entropy.
+
+    What is drawn to one of two classes is driven from the other. With any factor for each sample it may be taken for
+    either, so that a gradient with another sign than it has is read only where factors are equal.
 
     An answer without a gradient may be masked, or so sure that rounding left nothing to learn. Where many of them are
     that sure, those that are left are no sample of all: the batch tells nothing.
@@ -59,12 +62,14 @@ def meant(answers: Floats, gradients: Floats) -> Meant | None:
     Args:
         answers: Logits, probabilities or their logarithms. Shape: ``[n, k]``.
         gradients: Of the loss with respect to them. Shape: ``[n, k]``.
+        turned: Whether they are given with another sign than they have.
     """
     rows = np.isfinite(answers).all(axis=1) & np.isfinite(gradients).all(axis=1) & (gradients != 0).any(axis=1)
     if int(rows.sum()) < LEAST:
         return None
     said, pull = answers[rows], gradients[rows]
-    found = (_classes(said, pull) if said.shape[1] > 1 else None) or _binary(said, pull)
+    equal = turned and said.shape[1] == 2
+    found = (_classes(said, pull, equal=equal) if said.shape[1] > 1 else None) or _binary(said, pull)
     if found is None:
         return None
     mute = answers[~rows & np.isfinite(answers).all(axis=1)]
@@ -145,7 +150,7 @@ def _chance(scores: Floats) -> Floats:
     return 1.0 / (1.0 + np.exp(-np.clip(scores, -FAR, FAR)))
 
 
-def _classes(said: Floats, pull: Floats) -> tuple[Kind, Floats, Floats] | None:
+def _classes(said: Floats, pull: Floats, *, equal: bool) -> tuple[Kind, Floats, Floats] | None:
     """Each answer is pulled towards one class and pushed from each other by its probability: no score counts alone.
 
     A factor of each sample may follow from its class or from its loss. What a policy's returns multiply does not.
@@ -168,20 +173,23 @@ def _classes(said: Floats, pull: Floats) -> tuple[Kind, Floats, Floats] | None:
     else:
         return None
     likely = scores[every, target]
-    if not factor.size or not _follows(factor, likely, target, towards):
+    if not factor.size or not _follows(factor, likely, target, None if equal else towards):
         return None
     return "classes", likely[:, None], target[:, None].astype(np.float64)
 
 
-def _follows(factor: Floats, likely: Floats, target: npt.NDArray[np.intp], towards: Floats) -> bool:
+def _follows(factor: Floats, likely: Floats, target: npt.NDArray[np.intp], towards: Floats | None) -> bool:
     """Whether factors are all the same, or the same in each class, or go with the probability in one or two sweeps.
 
     The surer an answer is of its target, the less is it pulled there. One of two classes that is pulled no less is what
-    remains where the loss drives the answer from the other one, as with a sign that is missing.
+    remains where the loss drives the answer from the other one, as with a sign that is missing. Without ``towards``,
+    the pull of each answer, only equal factors count.
     """
     classes = [factor[target == each] for each in distinct(target.astype(np.float64))]
     if _equal(factor) or (2 * len(classes) <= len(target) and all(map(_equal, classes))):
         return True
+    if towards is None:
+        return False
     order = np.argsort(likely)
     ordered, upper = factor[order], towards[order][np.sort(likely) > np.log(0.5)]
     if len(factor) < MANY or (len(upper) > 1 and upper[-1] >= (1.0 - CLOSE) * upper[0]):

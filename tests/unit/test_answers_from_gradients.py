@@ -129,6 +129,19 @@ def test_a_missing_sign_tells_no_targets(classes: int, spread: float, favourite:
     assert _read(z, lambda answers, _: -loss(answers, wanted), y) is None
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_weights_of_groups_do_not_turn_the_sign(seed: int) -> None:
+    """What is drawn to one of two classes is driven from the other: sure answers with weights by group tell neither."""
+    torch.manual_seed(seed)
+    y, weight = torch.randint(2, (256,)), torch.rand(4)[torch.randint(4, (256,))]
+    z = torch.where(y[:, None] == torch.arange(2), 2.0, -2.0) + torch.randn(256, 2)
+    z.requires_grad_()
+    (weight * functional.cross_entropy(z, y, reduction="none")).sum().backward()
+    answers, gradients = (np.asarray(part.detach(), dtype=np.float64) for part in (z, z.grad))
+    assert meant(answers, -gradients, turned=True) is None
+    assert meant(answers, gradients / np.asarray(weight, dtype=np.float64)[:, None]) is not None
+
+
 @pytest.mark.parametrize("classes", [1, 2, 4])
 def test_those_that_are_left_are_no_sample_of_all(classes: int) -> None:
     """Answers that are sure and right have no gradient; of the others alone no statement on all targets is made."""
