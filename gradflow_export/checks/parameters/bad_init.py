@@ -32,7 +32,7 @@ class BadInit(Check):
     Large weights are reported if they cause predictions that are far worse than a constant at first and do not improve
     soon. If the inputs are large, they are reported instead. A choice among classes is reported whatever made it so
     sure, such as a temperature: the first loss is ``sure`` times that of equal probabilities or more, and still above
-    it after twice ``after`` steps.
+    ``left`` times after twice ``after`` steps: from trained weights it comes down sooner.
 
     Rows may also be identical in groups, for example if one layer computes several parameters for each of several
     parts. All rows must then have a duplicate, because rows of classes that no batch has contained yet are equal as
@@ -68,6 +68,7 @@ class BadInit(Check):
         worse: Minimum first loss, as a multiple of that of the best constant prediction.
         head: The same if the last layer's own weights are too large, whether or not the loss comes down.
         sure: The same against equal probabilities for all classes, whatever the weights.
+        left: What of that is left where it does not come down by itself.
         after: Number of steps within which it may come down by itself.
         gain: Minimum root mean square of the weights times the root of the number of inputs.
         tiny: Maximum such number for most layers if the signal vanishes; PyTorch's default is 0.58.
@@ -88,6 +89,7 @@ class BadInit(Check):
     worse: float = 5.0
     head: float = 4.0
     sure: float = 3.0
+    left: float = 2.0
     after: int = 20
     gain: float = 4.0
     tiny: float = 0.35
@@ -198,14 +200,15 @@ class BadInit(Check):
                     "embedding tied to the output layer, std=0.02.",
                     LARGE,
                 )
-            elif sure >= self.sure and now > 1.0 and history.seen >= 2 * self.after:
+            elif sure >= self.sure and now > self.left and history.seen >= 2 * self.after:
                 yield _finding(
                     Severity.MEDIUM,
                     names or (site,),
                     sure,
                     self.sure,
                     f"the initial loss was {number(sure)} times that of equal probabilities for all {number(classes)} "
-                    f"classes, and is still above it after {history.seen} steps: the scores began far apart.",
+                    f"classes, and is still {number(now)} times that after {history.seen} steps: the scores began far "
+                    "apart.",
                     "make the first scores small: raise the temperature, drop a factor, or lower first weights.",
                     LARGE,
                 )
