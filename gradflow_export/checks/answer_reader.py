@@ -78,6 +78,7 @@ class Found:
         asked: Whether inputs are what the model was given, not what entered its first layer.
         graded: Whether the columns after the inputs are answers, and then their gradients, of a loss that is not known.
         aims: What that loss puts beside its answers, the columns of which follow.
+        weights: What classes count, where that is read off the gradient.
     """
 
     kind: Kind | None = None
@@ -108,6 +109,7 @@ class Found:
     asked: bool = False
     graded: bool = False
     aims: tuple[Aim, ...] = ()
+    weights: Floats | None = None
 
 
 class Aims:
@@ -139,8 +141,9 @@ class Aims:
         parts[0, read.rows], parts[1, read.rows] = read.predictions[:, some], read.targets[:, some]
         mistakes = found.mistakes if turned is None else {**found.mistakes, MAXIMISED: 1.0}
         known = replace(
-            found, kind=read.kind, outputs=len(some), choices=found.outputs, graded=False, mistakes=mistakes
-        )
+            found, kind=read.kind, outputs=len(some), choices=found.outputs, graded=False, mistakes=mistakes,
+            weights=read.weights,
+        )  # fmt: skip
         return known, np.concatenate([x, parts[0], parts[1]], axis=1)
 
     def _aimed(

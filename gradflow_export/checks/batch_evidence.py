@@ -248,6 +248,15 @@ class InputInstrument(Reader):
             found = self._ask(found, parts, first)
         if not found.own:
             found.mistakes.pop(SOFTMAX_OVER_BATCH, None)
+        # Weights first: they are those of the rows that follow.
+        for metric, apart, analyse in (
+            ("target.copied", same_words(term, layers.first), memory.copied),
+            ("mistake", signs(term, ROWS), memory.signed),
+            ("target.distinct", None if found.own else among_samples(term, ROWS), memory.alike),
+            ("mistake", weighted(term, ROWS), memory.weighted),
+        ):
+            if apart is not None:
+                self._out.append(ClueSample(metric, found.site, apart.contiguous(), partial(analyse, found.site)))
         if parts or found.mistakes or len(found.run) > 1 or pairs:
             values = torch.cat([part.to(torch.float32) for part in parts], dim=1) if parts else torch.zeros(1, 1)
             self._out.append(
@@ -261,14 +270,6 @@ class InputInstrument(Reader):
         self._out += self._draws.see(first, term.targets)
         self._take_last_steps(found, first, parts, paired=paired)
         self._take_beside(found, layers.first, first, parts)
-        for metric, apart, analyse in (
-            ("target.copied", same_words(term, layers.first), memory.copied),
-            ("mistake", signs(term, ROWS), memory.signed),
-            ("target.distinct", None if found.own else among_samples(term, ROWS), memory.alike),
-            ("mistake", weighted(term, ROWS), memory.weighted),
-        ):
-            if apart is not None:
-                self._out.append(ClueSample(metric, found.site, apart.contiguous(), partial(analyse, found.site)))
 
     def _ask(self, found: Found, parts: list[Tensor], first: FirstLayer | None) -> Found:
         """Take what the model was called with for inputs, where what entered its first layer has other rows."""

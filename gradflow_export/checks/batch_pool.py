@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +24,7 @@ from gradflow_export.metrics.constants import (
     column_levels,
     column_losses,
     constant_loss,
-    losses,
+    mean_loss,
     sense,
     with_squares,
 )
@@ -55,6 +56,8 @@ NEW = 0.125
 """Least share of the rows that are new since the last test."""
 LABELS = 32
 """Fewest labels of a margin loss that are judged."""
+TINY = 1e-12
+"""Weight of a class that does not count."""
 PER_CLASS = 12
 """Least number of samples of a typical class with which a dependence shows."""
 _ODD = MappingProxyType({"turned": WEIGHTS_TURNED, "far": WEIGHTS_FAR})
@@ -78,7 +81,7 @@ class Remembered:
         self._signs: list[Floats] = []
         self._chosen: list[float] = []
         self._levels: deque[float] = deque(maxlen=10)
-        self._often = np.zeros(0)
+        self._often, self._weights = np.zeros(0), np.zeros(0)
         self._lately: deque[Floats] = deque(maxlen=TESTED_EVERY)
         self._parts: dict[str, Floats] = {}
         self._aims = Aims()
@@ -107,6 +110,7 @@ class Remembered:
                 self._add(found, x[here], targets[here])
                 mistakes.update(mistakes_of(found, x[here], predictions[here], targets[here]))
                 out.update(self._judge(found, found.kind, predictions[here], targets[here]))
+            self._weights = np.zeros(0)
         run = tuple(straight for straight in found.run if straight.plain or not found.bends)
         length = row_length(run)
         if not found.bends:
@@ -166,6 +170,8 @@ class Remembered:
     def weighted(self, site: str, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
         """Return how much less a loss weighs the rarest class than the most frequent, where weights are frequencies.
 
+        The weights are those of the rows that come next.
+
         Args:
             site: Of the loss.
             values: What :func:`gradflow_export.checks.target_reader.weighted` returned.
@@ -173,6 +179,9 @@ class Remembered:
         given = np.asarray(values, dtype=np.float64)
         classes = int(given[0])
         weights, labels = given[1 : 1 + classes], given[1 + classes :]
+        self._weights = weights if len(labels) else np.array([np.ones(classes), weights])
+        if not len(labels):
+            return {}
         if len(self._often) != classes:
             self._often = np.zeros(classes)
         self._often += (labels[:, None] == np.arange(classes)).sum(axis=0)
@@ -208,8 +217,9 @@ class Remembered:
         y = np.concatenate([targets for _, targets in self._rows]).astype(np.float64)
         if found.logits:
             predictions = 1.0 / (1.0 + np.exp(-np.clip(predictions, -60.0, 60.0)))
-        constant = constant_loss(kind, y)
-        mean = float(losses(kind, predictions, targets).mean())
+        counts = _counted(kind, self._weights if found.weights is None else found.weights, y)
+        constant = constant_loss(kind, y, counts)
+        mean = mean_loss(kind, predictions, targets, None if counts is None else counts[-len(targets) :])
         out = {
             "loss.constant": constant,
             "loss.known": float(found.whole),
@@ -225,20 +235,22 @@ class Remembered:
             out["target.distinct"] = float(max(len(first_of_each(y)), 2)) if self._varies else 1.0
         if constant > 0:
             out["loss.over_constant"] = mean / constant
-            out["loss.sense"] = sense(kind, predictions, targets, y)
+            out["loss.sense"] = sense(kind, predictions, targets, y, counts)
         if kind in {"squared", "absolute", "huber"}:
             size = float(np.sqrt(np.square(targets).mean()))
             out["target.rms"], out["target.directions"] = size, float(directions(y))
             if size > 0:
                 out["target.reach"] = float(np.sqrt(np.square(predictions).mean())) / size
         # Few readings are judged: the test takes some milliseconds, which is much beside all the rest.
-        if found.even and kind not in {"margin", "soft"} and 2 * self._uniform <= self._readings:
+        even = found.even and counts is None
+        if even and kind not in {"margin", "soft"} and 2 * self._uniform <= self._readings:
             self._lately.append(column_losses(kind, predictions, targets))
         due = self._is_due()
         if due and len(self._lately) == TESTED_EVERY:
             self._parts["over_constant"] = np.mean(self._lately, axis=0) / column_levels(kind, y)
         left = mean > LEARNED * constant or any((shares > BEHIND).any() for shares in self._parts.values())
         if due and found.inputs and constant > 0 and (left or not found.bends):
+            found = replace(found, even=even)
             out.update(self._dependence(found, constant, tested=mean > LEVEL * constant or not found.bends))
         return out
 
@@ -289,3 +301,18 @@ class Remembered:
         if not (found.bends or found.tokens):
             out["loss.unbent"] = unbent(x, y)
         return out
+
+
+def _counted(kind: Kind, weights: Floats, targets: Floats) -> Floats | None:
+    """Return what each entry counts where classes, or positives, have weights; ``None`` where all count alike.
+
+    Args:
+        kind: Of the loss.
+        weights: Of classes, or of negatives and positives. Shape: ``[classes]``, or ``[2, outputs]``.
+        targets: Shape: ``[n, outputs]``.
+    """
+    if kind == "classes" and len(weights) > targets.max():
+        return np.asarray(np.maximum(weights[targets.astype(np.int64)], TINY))
+    if kind == "binary" and len(weights) == 2:
+        return np.asarray(np.maximum(1.0 + (weights[1] - 1.0) * targets, TINY))
+    return None

@@ -137,18 +137,18 @@ def weighted(term: Term, most: int) -> Tensor | None:
         most: Labels, at most.
 
     Returns:
-        How many weights there are, these, and labels; ``None`` without weights. Shape: ``[1 + weights + <= most]``.
+        How many weights there are, these, and labels, none of several that are judged apart; ``None`` without weights.
+        Shape: ``[1 + weights + <= most]``.
     """
     weights = saved(term.node, "weight" if term.kind == "classes" else "pos_weight")
     if weights is None or term.targets is None or term.kind not in {"classes", "binary"}:
         return None
-    if term.kind == "binary":
-        if weights.numel() != 1 or not term.logits:
-            return None
+    several = term.kind == "binary" and weights.numel() > 1
+    if term.kind == "binary" and not several:
         weights = torch.cat([torch.ones_like(weights).reshape(1), weights.reshape(1)])
     if weights.dim() != 1 or not 1 < len(weights) <= CLASSES:
         return None
-    labels = even_sample(local(term.targets), most)
+    labels = even_sample(local(term.targets), most)[: 0 if several else most]
     count = torch.full((1,), float(len(weights)), device=labels.device)
     return torch.cat([count, weights.to(labels.device, torch.float32), labels.to(torch.float32)])
 

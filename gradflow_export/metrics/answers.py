@@ -42,12 +42,15 @@ class Meant(NamedTuple):
         predictions: As :func:`~gradflow_export.metrics.constants.losses` takes them.
         targets: The same.
         rows: Which answers count.
+        weights: What each class counts beside the others, 0 for one that none was to be; nothing where that depends on
+            more than the class. Shape: ``[classes]`` or ``[0]``.
     """
 
     kind: Kind
     predictions: Floats
     targets: Floats
     rows: npt.NDArray[np.bool_]
+    weights: Floats
 
 
 def meant(answers: Floats, gradients: Floats, *, turned: bool = False) -> Meant | None:
@@ -75,7 +78,8 @@ def meant(answers: Floats, gradients: Floats, *, turned: bool = False) -> Meant 
     mute = answers[~rows & np.isfinite(answers).all(axis=1)]
     sure = _likely(mute).max(axis=1) if found[0] == "classes" else np.abs(2.0 * _chance(mute) - 1.0).min(axis=1)
     unread = int((sure >= 1.0 - CLOSE).sum()) if not _alone(pull) else 0
-    return None if unread > (1.0 - MOST) * len(said) else Meant(*found, rows)
+    kind, predictions, targets, weights = found
+    return None if unread > (1.0 - MOST) * len(said) else Meant(kind, predictions, targets, rows, weights)
 
 
 def pulled(said: Floats, pull: Floats, numbers: Floats, every: Floats | None = None) -> float:
@@ -150,7 +154,7 @@ def _chance(scores: Floats) -> Floats:
     return 1.0 / (1.0 + np.exp(-np.clip(scores, -FAR, FAR)))
 
 
-def _classes(said: Floats, pull: Floats, *, equal: bool) -> tuple[Kind, Floats, Floats] | None:
+def _classes(said: Floats, pull: Floats, *, equal: bool) -> tuple[Kind, Floats, Floats, Floats] | None:
     """Each answer is pulled towards one class and pushed from each other by its probability: no score counts alone.
 
     A factor of each sample may follow from its class or from its loss. What a policy's returns multiply does not.
@@ -175,7 +179,10 @@ def _classes(said: Floats, pull: Floats, *, equal: bool) -> tuple[Kind, Floats, 
     likely = scores[every, target]
     if not factor.size or not _follows(factor, likely, target, None if equal else towards):
         return None
-    return "classes", likely[:, None], target[:, None].astype(np.float64)
+    groups = [factor[target == each] for each in range(said.shape[1])]
+    weights = np.array([median(group) if group.size else 0.0 for group in groups])
+    apart = all(map(_equal, groups)) and not _equal(factor)
+    return "classes", likely[:, None], target[:, None].astype(np.float64), weights[: len(weights) * apart]
 
 
 def _follows(factor: Floats, likely: Floats, target: npt.NDArray[np.intp], towards: Floats | None) -> bool:
@@ -197,7 +204,7 @@ def _follows(factor: Floats, likely: Floats, target: npt.NDArray[np.intp], towar
     return bool(np.abs(np.diff(ordered)).sum() <= SWEEPS * np.ptp(ordered))
 
 
-def _binary(said: Floats, pull: Floats) -> tuple[Kind, Floats, Floats] | None:
+def _binary(said: Floats, pull: Floats) -> tuple[Kind, Floats, Floats, Floats] | None:
     """Each entry is pulled to one side by its distance from there, with one factor for each side."""
     here, up = pull != 0, pull < 0
     for chance, other, slope in ((_chance(said), _chance(-said), 1.0), (said, 1.0 - said, 0.0)):
@@ -212,7 +219,8 @@ def _binary(said: Floats, pull: Floats) -> tuple[Kind, Floats, Floats] | None:
         if (varied and all(_equal(side) for side in sides)) or (
             all(side.size for side in sides) and _equal(both) and abs(median(chance[here]) - 0.5) > CLOSE
         ):
-            return "binary", chance, up.astype(np.float64)
+            apart = said.shape[1] == 1 and all(side.size for side in sides) and not _equal(both)
+            return "binary", chance, up.astype(np.float64), np.array([*map(median, sides[::-1])] if apart else [])
     return None
 
 

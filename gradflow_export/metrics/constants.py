@@ -22,7 +22,7 @@ MOST_FALLS = 8
 """Places at which the scores of the best constant prediction to a margin loss may fall."""
 
 
-def constant_loss(kind: Kind, targets: Floats) -> float:
+def constant_loss(kind: Kind, targets: Floats, weights: Floats | None = None) -> float:
     """Return the least mean loss of one prediction for all samples.
 
     Args:
@@ -32,13 +32,18 @@ def constant_loss(kind: Kind, targets: Floats) -> float:
             probabilities. ``"binary"``: binary cross-entropy. ``"squared"``, ``"absolute"``: distances. ``"huber"``:
             with a width of 1; the loss at the median, which is above the least by less than a tenth.
         targets: Shape: ``[n, outputs]``.
+        weights: What each entry counts in a loss of ``"classes"`` or a ``"binary"`` one. Shape: that of ``targets``.
 
     Returns:
         The mean over samples and, but for classes, over outputs. Unit: that of the loss function.
     """
     if kind == "classes":
-        _, counts = np.unique(targets[:, 0], return_counts=True)
+        _, place = np.unique(targets[:, 0], return_inverse=True)
+        counts = np.bincount(place.reshape(-1), None if weights is None else weights[:, 0])
         return _entropy(counts / counts.sum())
+    if weights is not None:
+        shares = np.average(targets, axis=0, weights=weights)
+        return float(np.average([_entropy(np.array([p, 1.0 - p])) for p in shares], weights=weights.sum(axis=0)))
     if kind == "margin":
         return _margin(np.sort(np.unique(targets[:, 0], return_counts=True)[1] / len(targets))[::-1])
     return _entropy(targets.mean(axis=0)) if kind == "soft" else float(constant_losses(kind, targets).mean())
@@ -80,6 +85,20 @@ def losses(kind: Kind, predictions: Floats, targets: Floats) -> Floats:
     if kind == "soft":
         return np.asarray(-(targets * predictions).sum(axis=1))
     return np.asarray(entries(kind, predictions, targets).mean(axis=1))
+
+
+def mean_loss(kind: Kind, predictions: Floats, targets: Floats, weights: Floats | None = None) -> float:
+    """Return the mean loss.
+
+    Args:
+        kind: As above.
+        predictions: As for :func:`losses`.
+        targets: The same.
+        weights: As for :func:`constant_loss`.
+    """
+    binary = kind == "binary" and weights is not None
+    every = entries(kind, predictions, targets) if binary else losses(kind, predictions, targets)[:, None]
+    return float(np.average(every, weights=weights))
 
 
 def entries(kind: Kind, predictions: Floats, targets: Floats) -> Floats:
@@ -184,7 +203,7 @@ def attained_losses(kind: Kind, fit: Floats, targets: Floats) -> Floats:
     return np.asarray(entries(kind, fit, targets).mean(axis=0))
 
 
-def sense(kind: Kind, predictions: Floats, targets: Floats, known: Floats) -> float:
+def sense(kind: Kind, predictions: Floats, targets: Floats, known: Floats, weights: Floats | None = None) -> float:
     """Return how surely predictions go with their targets, in standard deviations of chance; NaN where nobody can tell.
 
     Sample by sample, so that what the targets scatter by is no noise of the comparison as it is of the loss.
@@ -194,12 +213,14 @@ def sense(kind: Kind, predictions: Floats, targets: Floats, known: Floats) -> fl
         predictions: Shape: ``[n, outputs]``.
         targets: Shape: ``[n, outputs]``.
         known: All targets read so far. Shape: ``[m, outputs]``.
+        weights: What each of these counts in the loss. Shape: that of ``known``.
     """
     n = len(targets)
     if n < 4 or kind in {"margin", "soft"}:
         return float("nan")
     if kind == "classes":
-        classes, counts = np.unique(known[:, 0], return_counts=True)
+        classes, place = np.unique(known[:, 0], return_inverse=True)
+        counts = np.bincount(place.reshape(-1), None if weights is None else weights[:, 0])
         gain = predictions[:, 0] - np.log(counts / counts.sum())[np.searchsorted(classes, targets[:, 0])]
         spread = float(gain.std())
         return float(gain.mean() / spread * n**0.5) if spread > 1e-6 else 0.0

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from gradflow_export.checks.target_reader import some_rows
-from gradflow_export.metrics.constants import constant_loss, losses
+from gradflow_export.metrics.constants import constant_loss, losses, mean_loss
 from gradflow_export.metrics.dependence import (
     any_dependence,
     dependence,
@@ -63,6 +63,25 @@ def test_best_constant_is_what_minimising_finds(kind):
     y = torch.tensor(TARGETS[kind])
     found = least(lambda z: reference(kind, z, y), [0.0] * 3)
     assert constant_loss(kind, TARGETS[kind]) == pytest.approx(found, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["classes", "binary"])
+def test_weights_of_classes_move_the_best_constant(kind):
+    """With weights of classes, or of positives, level and mean are those of PyTorch's own weighted loss."""
+    y = torch.tensor(TARGETS[kind])
+    weight = torch.tensor([0.3, 2.0, 5.0], dtype=torch.float64)
+    counts = weight[y.long()] if kind == "classes" else 1.0 + (weight - 1.0) * y
+
+    def loss(z):
+        z = z.expand(len(y), 3)
+        if kind == "classes":
+            return F.cross_entropy(z, y[:, 0].long(), weight=weight)
+        return F.binary_cross_entropy_with_logits(z, y, pos_weight=weight) * y.numel() / counts.sum()
+
+    assert constant_loss(kind, y.numpy(), counts.numpy()) == pytest.approx(least(loss, [0.0] * 3), rel=1e-6)
+    z = torch.tensor(RNG.normal(size=(len(y), 3)))
+    said = z.log_softmax(1).gather(1, y.long()) if kind == "classes" else torch.sigmoid(z)
+    assert mean_loss(kind, said.numpy(), y.numpy(), counts.numpy()) == pytest.approx(float(loss(z)), rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["absolute", "huber"])
