@@ -13,7 +13,17 @@ from torch import Tensor, nn
 from gradflow_export.autograd_graph.bounds import FIXED
 from gradflow_export.autograd_graph.loss_graph import LAYERS, Node, through_shapes
 from gradflow_export.autograd_graph.loss_shape import shape_of
-from gradflow_export.autograd_graph.nodes import Op, below, by_number, inputs, kind_of, sources_in, through, walk
+from gradflow_export.autograd_graph.nodes import (
+    Op,
+    below,
+    by_number,
+    inputs,
+    is_written,
+    kind_of,
+    sources_in,
+    through,
+    walk,
+)
 from gradflow_export.hooks.backward_listener import saved
 
 MOST_NODES = 4_000
@@ -131,6 +141,7 @@ class Layers:
         own: Whether the first thing before the predictions, apart from an activation, is a layer of this model.
         foreign: Whether a leaf was met that is no parameter of this model.
         beside: Whether it was a parameter, which another optimizer may train.
+        written: Whether a function was met for which a user wrote how gradients pass.
     """
 
     first: list[FirstLayer] = field(default_factory=list)
@@ -142,6 +153,7 @@ class Layers:
     own: bool = False
     foreign: bool = False
     beside: bool = False
+    written: bool = False
 
 
 def _behind_head(node: Node) -> Node:
@@ -182,6 +194,7 @@ def layers_behind(node: Node, names: Mapping[int, str], turned: Collection[int],
             break
         sources, row = _enter(here, after, row, names, turned, out)
         kind = kind_of(here)
+        out.written |= is_written(here)
         for source in sources:
             if source is not None and source not in seen:
                 seen.add(source)

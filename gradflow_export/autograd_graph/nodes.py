@@ -180,6 +180,12 @@ def _kind(name: str) -> str:
     return kind if number.isdecimal() else name
 
 
+def is_written(node: Node) -> bool:
+    """Whether a user wrote how gradients pass, in a ``torch.autograd.Function``: such as one that turns them round."""
+    kind = kind_of(node)
+    return kind.endswith("Backward") and kind not in BY_HAND
+
+
 def is_variant(node: Node, kind: str, number: int) -> bool:
     """Whether a node is one variant of an operation, by the number at the end of its name.
 

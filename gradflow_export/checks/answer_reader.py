@@ -71,6 +71,8 @@ class Found:
         whole: Whether all parts of the loss are known.
         shares: Whether what is said of the classes of a sample adds up to 1.
         even: Whether all samples count alike in this loss.
+        turned: Whether it is one part of a loss, and a user wrote how its gradient passes: turned round, it is meant to
+            be high.
         answers: Whether all parts of the loss are known, of this model alone, and targets are answers.
         count: Predictions of the whole batch.
         choices: Among how many each chooses; 1 where scores are no logarithms, 0 where none chooses.
@@ -102,6 +104,7 @@ class Found:
     whole: bool = False
     shares: bool = False
     even: bool = True
+    turned: bool = False
     answers: bool = False
     count: int = 0
     choices: int = 0

@@ -234,6 +234,7 @@ class InputInstrument(Reader):
             whole=whole,
             shares=term.shares,
             even=term.even,
+            turned=layers.written and not single,
             count=count,
             choices=choices(term) if parts else 0,
             answers=whole and not layers.foreign and is_answer(term),

@@ -242,14 +242,14 @@ class Remembered:
             if size > 0:
                 out["target.reach"] = float(np.sqrt(np.square(predictions).mean())) / size
         # Few readings are judged: the test takes some milliseconds, which is much beside all the rest.
-        even = found.even and counts is None
+        even = found.even and counts is None and not found.turned
         if even and kind not in {"margin", "soft"} and 2 * self._uniform <= self._readings:
             self._lately.append(column_losses(kind, predictions, targets))
         due = self._is_due()
         if due and len(self._lately) == TESTED_EVERY:
             self._parts["over_constant"] = np.mean(self._lately, axis=0) / column_levels(kind, y)
         left = mean > LEARNED * constant or any((shares > BEHIND).any() for shares in self._parts.values())
-        if due and found.inputs and constant > 0 and (left or not found.bends):
+        if due and found.inputs and constant > 0 and not found.turned and (left or not found.bends):
             found = replace(found, even=even)
             out.update(self._dependence(found, constant, tested=mean > LEVEL * constant or not found.bends))
         return out

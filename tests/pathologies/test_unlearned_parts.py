@@ -120,3 +120,47 @@ def test_inputs_mirrored_without_their_targets(kept):
     found = trained(mlp(2), loss)
     assert [issue.issue_type for issue in found] == [IssueType.BAD_TARGETS] * kept
     assert all("4[0]" in issue.message and "sign" in issue.message for issue in found)
+
+
+class _Turned(torch.autograd.Function):
+    """Passes values on, and gradients with a factor."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.factor * gradient, None
+
+
+class Fair(nn.Module):
+    """A task, and a critic that the body is to hide a group from."""
+
+    def __init__(self, turned):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(10, 48), nn.ReLU(), nn.Linear(48, 4), nn.Tanh())
+        self.task, self.critic = nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3))
+        self.turned = turned
+
+    def forward(self, x):
+        """Return an answer and scores of groups."""
+        h = self.body(x)
+        return self.task(h), self.critic(_Turned.apply(h, -1.0) if self.turned else h)
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_part_whose_gradient_is_turned_round_is_meant_to_be_high(turned):
+    """The body hides what the critic asks for; without the reversal, a critic that counts nothing is told as before."""
+
+    def loss(model):
+        group, y = torch.randint(3, (128,)), torch.randn(128, 1)
+        mixed = torch.cat([y + 0.4 * torch.randn(128, 4), group[:, None] - 1.0 + 0.6 * torch.randn(128, 6)], 1)
+        said, scores = model(mixed)
+        task = functional.binary_cross_entropy_with_logits(said, (y > 0).float())
+        return task + (1.0 if turned else 1e-3) * functional.cross_entropy(scores, group)
+
+    found = {issue.issue_type for issue in trained(Fair(turned), loss, steps=420)}
+    assert (IssueType.NOT_LEARNING in found) is not turned
