@@ -215,9 +215,10 @@ class ArrivalInstrument(Reader):
 
     def _left_by_others(self, seen: _Arrivals) -> Tensor | None:
         """Return the size of what a pass of another player left there, ``None`` where none did or it was cleared."""
-        for passes, holds, orders in seen.taken:
+        for turn, (passes, holds, orders) in enumerate(seen.taken):
             through = any(one.task in orders and one.order < orders[one.task] for one in seen.passes[:passes])
-            own = seen.passes[passes:]
+            again = {task for taken in seen.taken[turn + 1 :] for task in taken.orders}
+            own = [one for one in seen.passes[passes:] if one.task not in again]
             theirs = {one.task for key in holds if key in self._seen for one in self._seen[key].passes}
             shared = any(one.task in theirs or one.task in orders for one in own)
             if through and own and not shared and own[0].found is not None:
