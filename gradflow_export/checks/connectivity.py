@@ -67,6 +67,7 @@ class WiringInstrument(Reader):
         self._steps = 0
         self._first: Drained = []
         self._codes: dict[str, int] = {}
+        self._gradients: dict[str, tuple[int, int]] = {}  # which one, and its version
         self._hidden_codes: dict[str, int] = {}
         self._orphans, self._outside = 0, False
         self._frozen: Drained = []
@@ -114,7 +115,7 @@ class WiringInstrument(Reader):
             self._frozen = _frozen_sizes(named)
         for name, parameter in named:
             code = _code(parameter, owned, waiting) | _STEPPED * (id(parameter) in mine)
-            self._codes[name] = self._codes.get(name, 0) | code
+            self._codes[name] = self._codes.get(name, 0) | (code & ~self._left_over(name, parameter, code))
         outside = dict(_kept_outside(model)) if self._hidden else {}
         for path, slot in self._hidden.items():
             held = outside.get(path) if slot is None else slot()
@@ -147,6 +148,14 @@ class WiringInstrument(Reader):
     def forget(self) -> None:
         """Forget what was read: the step makes no record."""
         self._codes, self._hidden_codes, self._orphans, self._frozen = {}, {}, 0, []
+
+    def _left_over(self, name: str, parameter: Tensor, code: int) -> int:
+        """Return the flag of a gradient that no optimizer holds, and that lay there unchanged at the last look."""
+        if parameter.grad is None:
+            return 0
+        before, now = self._gradients.get(name), (id(parameter.grad), torch_private.version(parameter.grad))
+        self._gradients[name] = now
+        return _GRADIENT * (now == before and not code & _OWNED)
 
     def _search_hidden(self, model: nn.Module, names: Iterable[int]) -> None:
         known = set(names)

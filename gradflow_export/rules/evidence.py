@@ -269,6 +269,18 @@ def none_better(history: History, level: float, readings: int) -> float | None:
     return None if None in shares else min((share for share in shares if share is not None), default=None)
 
 
+def is_another_loss(history: History) -> bool:
+    """Whether the newest loss is of other predictions than the one before, as after a pretraining, and starts anew.
+
+    Args:
+        history: Holds ``loss`` and ``loss.over_constant``.
+    """
+    series, loss = history.at_sites("loss.over_constant"), history.run("loss")
+    if len(series.steps) < 2 or series.steps[-1:].tolist() != loss.steps[-1:].tolist():
+        return False
+    return bool(series.present[-2:].any(axis=1).all()) and not bool(series.present[-2:].all(axis=0).any())
+
+
 def constant_level(history: History, alike: float = 1.2) -> float:
     """Return the loss of the best constant prediction, for comparison with the loss of every step; it is read at times.
 

@@ -139,7 +139,9 @@ class Stagnation(Rule):
         unknown = np.isnan(rates) & ~np.isnan(rates).all()  # of all, where no optimizer makes the steps
         # An optimizer that steps more rarely than another has no learning rate to tell at this step.
         loose, held = lately(history, Wiring.GRADIENT, Wiring.OWNED), connected(history, Wiring.OWNED)
-        strange, idle = np.isin(sites, [*loose]), unknown & np.isin(sites, [*held])
+        # What no optimizer holds and no gradient reaches takes no part, as a head in the pretraining of a body.
+        away = lately(history, Wiring.TRAINABLE, Wiring.OWNED | Wiring.GRADIENT)
+        strange, idle = np.isin(sites, [*loose]), unknown & np.isin(sites, [*held, *away])
         moves = history.run("update.ratio").values
         fades = bool((moves[moves > 0][-1:] < _FADED).any())
         why = np.select(

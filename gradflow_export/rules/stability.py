@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gradflow_export.records.statistics import median, theil_sen_bounds
 from gradflow_export.records.step_record import Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import Floats, falls_again
+from gradflow_export.rules.evidence import Floats, falls_again, is_another_loss
 from gradflow_export.rules.history import History, RunSeries
 from gradflow_export.rules.sampled import margins
 
@@ -189,7 +189,8 @@ class LossSpike(Rule):
     Losses that do not go below 0 are compared on a logarithmic scale, others by differences. If ``regular`` earlier
     losses jumped nearly as far and recovered, for example because a batch sometimes holds a rare kind of sample, only a
     loss ten times the usual one is reported. A loss that the run has had before is reported as LOW: harder data may
-    follow easier ones, or a target network may have been updated.
+    follow easier ones, or a target network may have been updated. A loss of other predictions, as after a pretraining,
+    begins anew.
 
     The issue lasts while the loss is closer to the spike than to its previous level and does not fall again.
 
@@ -231,6 +232,8 @@ class LossSpike(Rule):
         past, now = loss.values[-11:-1], loss.last
         past = past[np.isfinite(past)]
         if len(past) < self.least or not math.isfinite(now) or now <= past.max():  # no limit is below
+            return ()
+        if is_another_loss(history):
             return ()
         usual = median(past)
         limit = self._positive_limit(past, loss.first, _greatest(loss)) if loss.low >= 0 else self._signed_limit(past)

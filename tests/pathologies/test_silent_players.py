@@ -77,7 +77,9 @@ def test_a_critic_that_keeps_what_the_actor_left_is_told(order):
     assert all(site.startswith("critic") for site in sites)
 
 
-@pytest.mark.parametrize("order", ["AapCdq", "CdqAap", "CdqAapAap", "CdqAapAapAap", "ACadpq", "ACacpq", "CdqgAapu", "CcqAap"])
+@pytest.mark.parametrize(
+    "order", ["AapCdq", "CdqAap", "CdqAapAap", "CdqAapAapAap", "ACadpq", "ACacpq", "CdqgAapu", "CcqAap"]
+)
 def test_players_that_clear_or_step_together_are_left_in_peace(order):
     """Clearing before each pass, steps after both passes and toggles that are undone are in order."""
     assert play(order) == []

@@ -131,13 +131,14 @@ class NotTraining(Check):
         trainable = (ever & Wiring.TRAINABLE) > 0
         total = int(trainable.sum())
         owned, reached = (ever & Wiring.OWNED) > 0, (ever & Wiring.GRADIENT) > 0
+        now = (connections(series)[-1] & Wiring.GRADIENT) > 0
         blind = seen(record, "wiring.blind_passes") or 0.0
         if blind >= self.readings and (trainable & owned).any() and not reached.any():
             return (counted(BLIND, blind, since),)
         still = trainable & ((always & Wiring.ZERO_RATE) > 0)
         findings = [
             *_hidden(history, self.readings),
-            *self._unowned(history, sites, trainable & reached & ~owned, ever),
+            *self._unowned(history, sites, trainable & reached & ~owned & now, ever),
             *self._unreached(history, sites, trainable & owned & ~reached, ever, span, since if start else 0),
             *self._flat(history, sites, trainable & owned & reached, ever),
             *(() if start and not dropped_at_once(history, since, still, total) else _rateless(sites, still, total)),
