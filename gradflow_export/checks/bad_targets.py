@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.records.verdict import own_losses
 from gradflow_export.rules.base import Check, Finding, number
@@ -178,8 +179,12 @@ class CopiedTargets(Check):
     The loss goes to 0 within some steps, and the model does not learn to predict the next token. Checked only if a path
     leads from each token to its own prediction, so masked tokens do not count. Ignored targets are excluded.
 
+    Also reported: at least ``padding`` of the targets are padding where the input is padding too, by the
+    ``padding_idx`` of an embedding.
+
     Why it is bad:
         The model learns to copy its input. The loss goes to 0 within some steps, and generated text repeats the prompt.
+        Padding is learned at once, and a mean over it hides the loss of what matters.
 
     Example:
         logits = model(tokens)
@@ -195,14 +200,16 @@ class CopiedTargets(Check):
 
     Attributes:
         readings: Minimum number of readings in which all targets were equal to the inputs.
+        padding: Minimum fraction of targets that are padding, at the median.
     """
 
     readings: int = 4
+    padding: float = 0.5
     patience: int = 2
 
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.BAD_TARGETS,)
-    evidence: ClassVar[tuple[str, ...]] = ("target.copied",)
-    remembers: ClassVar[tuple[str, ...]] = ("target.copied",)
+    evidence: ClassVar[tuple[str, ...]] = ("target.copied", "target.padded")
+    remembers: ClassVar[tuple[str, ...]] = evidence
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the words read so far."""
@@ -222,6 +229,23 @@ class CopiedTargets(Check):
                         "shifts them itself (labels= in Hugging Face) takes unshifted targets.",
                         cause="copied",
                         origin="targets are the inputs",
+                    ),
+                )
+            padded = past(history, "target.padded", site)
+            if len(padded) >= self.readings and median(padded) >= self.padding:
+                return (
+                    Finding(
+                        IssueType.BAD_TARGETS,
+                        Severity.MEDIUM,
+                        ("target",),
+                        median(padded),
+                        self.padding,
+                        f"{number(100 * median(padded))} % of the targets are padding, where the input is padding too: "
+                        "the loss is mostly of what nobody wants to predict.",
+                        "leave padding out of the loss: nn.CrossEntropyLoss(ignore_index=embedding.padding_idx), or "
+                        "set these targets to -100.",
+                        cause="padding",
+                        origin="padding counts",
                     ),
                 )
         return ()

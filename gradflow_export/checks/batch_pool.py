@@ -134,15 +134,16 @@ class Remembered:
         return told
 
     def copied(self, site: str, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
-        """Return the share of targets that are the words given at their own places.
+        """Return the share of targets that are the words given at their own places, and of those that are padding.
 
         Args:
             site: Of the loss.
-            values: 1 where one is, 0 where not, NaN where it does not count.
+            values: 1 where one is, 2 where that is padding, 0 where not, NaN where it does not count.
         """
         told = np.asarray(values, dtype=np.float64)
         told = told[np.isfinite(told)]
-        return {"target.copied": {site: float(told.mean())}} if len(told) else {}
+        shares = {"copied": told >= 1, "padded": told == 2}
+        return {f"target.{name}": {site: float(those.mean())} for name, those in shares.items() if len(told)}
 
     def signed(self, site: str, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
         """Return the share of zeros among labels of a margin loss where these are 0 and one other number alone.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradflow_export.autograd_graph.layer_graph import FirstLayer
 from gradflow_export.autograd_graph.loss_graph import Node, Term
-from gradflow_export.autograd_graph.loss_shape import adds_bias, factor_of
+from gradflow_export.autograd_graph.loss_shape import adds_bias, factor_of, signed
 from gradflow_export.autograd_graph.nodes import Op, below, kind_of, sources, through, walk
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.metrics.arrays.local import local
@@ -191,28 +191,37 @@ def same_words(term: Term, first: list[FirstLayer]) -> Tensor | None:
         first: The layers that data enters.
 
     Returns:
-        1 where they are the same, 0 where not, NaN where a target does not count. Shape: ``[<= WORDS]``.
+        1 where they are the same, 2 where both are what the model declares as padding, 0 where they differ, NaN where a
+        target does not count. Shape: ``[<= WORDS]``.
     """
     y = term.targets
     if term.kind != "classes" or y is None or y.is_floating_point() or y.dim() < 1:
         return None
     tables = [layer.entered for layer in first if layer.tokens and layer.entered is not None]
     near = [words for words in tables if words.dim() > 1 and words.numel() == y.numel() and words.device == y.device]
-    reached = _reached(term.behind, y.numel()) if near else set()
-    near = [words for words in near if (words.data_ptr(), words.numel()) in reached]
-    if not near:
-        return None
+    reached = _reached(term.behind, y.numel()) if near else {}
+    padding = [(words, reached.get((words.data_ptr(), words.numel()))) for words in near]
     targets = local(y).reshape(-1)[:WORDS]
-    same = torch.stack([local(words).reshape(-1)[:WORDS] == targets for words in near]).any(dim=0)
+    same = [
+        (local(words).reshape(-1)[:WORDS] == targets) * (1.0 + (targets == pad))
+        for words, pad in padding
+        if pad is not None
+    ]
+    if not same:
+        return None
     counts = (targets >= 0) & (targets != (-100 if term.ignored is None else term.ignored))
-    return torch.where(counts, same.to(torch.float32), torch.nan)
+    return torch.where(counts, torch.stack(same).amax(dim=0).to(torch.float32), torch.nan)
 
 
-def _reached(node: Node, count: int) -> set[tuple[int, int]]:
-    """Return where the words lie that come straight here, and how many they are."""
+def _reached(node: Node, count: int) -> dict[tuple[int, int], int]:
+    """Return where the words lie that come straight here, and how many they are, each with the number of padding."""
     behind = walk([node], step=lambda here: _sources(here, kind_of(here), count), most=_FAR)
-    held = (saved(here, "indices") for here in behind if kind_of(here) == Op.EMBEDDING)
-    return {(each.data_ptr(), each.numel()) for each in held if each is not None}
+    held = [(saved(here, "indices"), here) for here in behind if kind_of(here) == Op.EMBEDDING]
+    return {
+        (each.data_ptr(), each.numel()): signed(here._saved_padding_idx)  # noqa: SLF001 - what a node saved
+        for each, here in held
+        if each is not None
+    }
 
 
 def _rows(node: Node) -> int:
