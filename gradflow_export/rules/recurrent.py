@@ -7,12 +7,13 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import likely
-from gradflow_export.rules.signals import solved, stuck
+from gradflow_export.rules.signals import lately, owner, solved, stuck
 
 COMPOSES = 8
 """Steps from which on the Lyapunov exponent, which composes over time, is judged instead of the spectral radius."""
@@ -75,7 +76,7 @@ class Subcritical(Rule):
     only. Either each of its layers keeps less than ``forgets``, which no standard initialization does, and the loss was
     never halved; a task that needs no memory is learned anyway. Or all layers are below ``band`` and the loss has not
     changed over hundreds of steps; this is a hint of low severity. One layer with a long memory is enough for the
-    module.
+    module. A frozen module is what it was trained to be.
 
     Source: Pascanu et al. 2013, arXiv:1211.5063; Engelken et al. 2023, arXiv:2006.02427.
 
@@ -92,18 +93,21 @@ class Subcritical(Rule):
     learned: float = 0.5
 
     needs: ClassVar[tuple[str, ...]] = ("recurrent.length",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss",)
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "connection.state")
     by_layer: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge each recurrent module by the layer of it that remembers best."""
+        trained, frozen = (
+            {owner(site) for site in lately(history, *bits)} for bits in ((Wiring.TRAINABLE, 0), (0, Wiring.TRAINABLE))
+        )
         modules: dict[str, list[tuple[Memory, ...]]] = {}
         for memory in memories(record):
             modules.setdefault(memory[1].module, []).append(memory)
         findings = []
         for layers in modules.values():
             _, best, most = max(layers, key=lambda memory: memory[2].radius)
-            if best.length < self.least or most.steps >= best.length:
+            if best.length < self.least or most.steps >= best.length or best.module in frozen - trained:
                 continue
             if most.radius < self.forgets:
                 if not 0 <= history.run("loss").low < self.learned * history.run("loss").first:

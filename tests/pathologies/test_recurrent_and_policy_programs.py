@@ -130,6 +130,14 @@ def test_a_state_that_forgets_at_once_is_found_where_it_is(kind):
     assert issue.step == 1
 
 
+def test_a_frozen_module_is_what_it_was_trained_to_be():
+    """A pretrained core with little memory, whose head alone is trained."""
+    model = Sequences(nn.RNN)
+    scaled(model.core, 0.2 * torch.linalg.qr(torch.randn(20, 20))[0])
+    model.core.requires_grad_(False)
+    assert recall(model, lag=4) == []
+
+
 @pytest.mark.parametrize("kind", ["relu", "chaos"])
 def test_a_state_that_grows_is_found(kind):
     """A ReLU recurrence above 1, and a tanh recurrence at gain 3."""
