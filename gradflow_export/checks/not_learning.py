@@ -12,6 +12,7 @@ from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import (
+    GROWN,
     OTHERS,
     chosen_blindly,
     constant_level,
@@ -19,6 +20,7 @@ from gradflow_export.rules.evidence import (
     fell,
     fell_since,
     gradient_grows,
+    growth_of_targets,
     layers_of,
     none_better,
     past,
@@ -71,8 +73,8 @@ class NotLearning(Check):
 
     Next to terms of the loss that are unknown or improve, a single term is judged from step ``patient`` on, if its
     targets are known to depend on the inputs and its predictions do not correlate with them; an example is the
-    reconstruction of a VAE dominated by the KL term. Adversarial losses with one class per batch, and losses of
-    policies, are not comparable and not judged.
+    reconstruction of a VAE dominated by the KL term. Adversarial losses with one class per batch, losses of policies,
+    and those whose targets grow as the run goes on, are not comparable and not judged.
 
     If a closed-form fit on some of the samples, evaluated leave-one-out, lowers the loss of the best constant
     prediction by ``open`` or more, the model must have come down by ``half`` of that, or be on its way: a loss that
@@ -98,17 +100,15 @@ class NotLearning(Check):
 
     Not reported:
         Another issue explains it; the loss falls beyond its own noise, or was below ``lost``, and what was learned is
-        lost (DIVERGING) or the data are others; predictions correlate with their targets anyway;
-        the first 120 steps, or 200 for a single term; terms whose targets show no dependence on the inputs; adversarial
-        losses and policies, whose losses are not comparable.
+        lost (DIVERGING) or the data are others; predictions correlate with their targets; the first 120 steps, or 200
+        for a single term; terms whose targets show no dependence on the inputs; adversarial losses and policies.
 
     Attributes:
         settle: Number of initial steps without a verdict.
         early: Number of steps in which a last layer initialized with zeros may give all samples the same output.
         level: Minimum fraction of the loss of the best constant prediction.
         wild: Multiple of the loss of the best constant prediction that chance alone does not explain.
-        patient: Number of steps in which targets without a measurable dependence on the inputs are left to BAD_TARGETS,
-            and a little that was learned counts as a beginning.
+        patient: Number of steps in which targets that show no dependence are left to BAD_TARGETS, and a little counts.
         sure: Minimum z-score that counts as dependence.
         open: Minimum fraction of the loss of the best constant prediction that a closed-form fit takes off.
         half: Fraction of that which the model must have learned.
@@ -150,6 +150,7 @@ class NotLearning(Check):
         "loss.over_constant",
         "loss.sense",
         "target.uniform_share",
+        "target.rms",
         "target.dependence",
         "target.attained",
     )
@@ -291,8 +292,9 @@ class NotLearning(Check):
         return float(np.median(levels, axis=1).min(initial=np.inf))
 
     def _plays(self, history: History, site: str) -> bool:
-        """Whether a batch has one kind of target, as those of players of a game."""
-        return bool((past(history, "target.uniform_share", site)[-1:] > 0.5).any())
+        """Whether a batch has one kind of target, as those of players of a game, or targets grow, as values do."""
+        uniform = past(history, "target.uniform_share", site)[-1:]
+        return growth_of_targets(history)[1] >= GROWN or bool((uniform > 0.5).any())
 
     def _unread(self, history: History, site: str) -> bool:
         """Whether a part's targets are known to depend on the inputs, and its predictions were looked at."""

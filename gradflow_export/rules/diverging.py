@@ -14,12 +14,14 @@ from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import RUN_SITE, Issue, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
 from gradflow_export.rules.evidence import (
+    GROWN,
     OTHERS,
     Floats,
     constant_level,
     fall,
     falls_again,
     fell,
+    growth_of_targets,
     lowest_median,
     none_better,
     past,
@@ -78,16 +80,14 @@ class Diverging(Rule):
     The rise is a remark (LOW) as long as harder data, a stronger regularization or a changed weight of a term may
     explain it. It is more if it has lasted for ``away`` steps and half as long as it took to get there, does not fall,
     and every loss whose targets and predictions are known is back near that of the best constant prediction
-    (``forgotten``): with merely harder data, part of what was learned remains, or the new data are learned.
-
-    A rise within ``span`` losses of the step at which training was resumed began there.
+    (``forgotten``): with merely harder data, part of what was learned remains, or the new data are learned. A rise is a
+    remark if targets had grown before, as bootstrapped values. One within ``span`` losses of a resumption began there.
 
     Above ``factor`` times the first losses it is more if it is ``worse`` times that of the best constant prediction,
     which data cannot explain. If that is not known, the targets may have grown, as with a value function, and the
     updates must be large relative to the weights (``large``), or the loss ``far`` times its initial values. Losses of
-    several optimizers in turn, of a player of a game, and those that go below 0, are not comparable and not judged.
-
-    A rise that came with a learning rate of several times all earlier ones is LEARNING_RATE.
+    several optimizers in turn, of a player of a game, and those that go below 0, are not comparable and not judged. A
+    rise that came with a learning rate of several times all earlier ones is LEARNING_RATE.
 
     Apart: the loss falls, while the prediction error in it rises to ``far_off`` times that of the best constant
     prediction, and to as many times its initial value. Targets that a model computes, such as those of a teacher, are
@@ -96,7 +96,6 @@ class Diverging(Rule):
     Flat: after ``settle`` steps the losses of the later half are where they began, nothing is known to have been
     learned, and they do not fall beyond their noise. This is NOT_LEARNING, whatever the loss measures: a remark,
     because a model may begin trained, or more if targets are data and the loss lies above all of its first values.
-
     The number of steps between two readings only matters for how soon a rise is seen: levels are medians of readings,
     durations are steps, and fewer readings must lie apart more clearly.
 
@@ -277,7 +276,8 @@ class Diverging(Rule):
         count = record.step - int(steps[0]) + 1
         first = max(median(every[: self.begun]), history.run("loss").first)
         later = every[steps > record.step - count / 2]
-        flat = len(later) >= self.begun and self.level * first < median(later)
+        data = not growth_of_targets(history)[1] >= GROWN
+        flat = data and len(later) >= self.begun and self.level * first < median(later)
         learned = flat and any(
             median(past(history, "loss.over_constant", site)[-3:]) < self.level
             or past(history, "target.uniform_share", site)[-1:].sum() > 0.5  # a batch of one kind, as of players
@@ -305,6 +305,9 @@ class Diverging(Rule):
 
     def _severity(self, history: History, since: int, times: float) -> Severity:
         share, known = _share(history, since), history.at_sites("loss.known")
+        before, now = growth_of_targets(history, since)
+        if before**2 >= GROWN <= now <= self.far_off:
+            return Severity.LOW
         whole = supervised(history) and bool((known.values[known.present] > 0).all())
         long = history.run("loss").steps[-1] - since >= max(self.away, (since - history.run("loss").whole()[0][0]) / 2)
         if whole and long and share >= self.forgotten and not falls_again(history, since):

@@ -269,6 +269,24 @@ def none_better(history: History, level: float, readings: int) -> float | None:
     return None if None in shares else min((share for share in shares if share is not None), default=None)
 
 
+GROWN = 1.5
+"""Multiple of their first size from which on targets are made by the run itself, as values that a model bootstraps."""
+
+
+def growth_of_targets(history: History, since: int = 0) -> tuple[float, float]:
+    """Return by what factor targets had grown up to a step, and have by now; NaN where that is not known.
+
+    Args:
+        history: Holds ``target.rms``.
+        since: The step; where no reading so old is remembered, the oldest one counts.
+    """
+    series = history.at_sites("target.rms")
+    old = int(np.searchsorted(series.steps, since, side="right"))
+    parts = series.first, series.values[max(old - 5, 0) : max(old, 5)], series.values[-5:]
+    first, before, now = (median(part[np.isfinite(part) & (part > 0)]) for part in parts)
+    return before / first, now / first
+
+
 def is_another_loss(history: History) -> bool:
     """Whether the newest loss is of other predictions than the one before, as after a pretraining, and starts anew.
 

@@ -114,7 +114,7 @@ class Saturated(Rule):
         )
         advice = (
             f"reduce what enters the activation of {layers[0]}: standardize the inputs ((x - mean) / std), scale down "
-            "the weights before it, or add nn.LayerNorm before it."
+            "the weights before it, or add nn.LayerNorm before the activation."
         )
         severity = Severity.HIGH if first >= 0.95 else Severity.MEDIUM
         return Finding(

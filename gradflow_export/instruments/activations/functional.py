@@ -100,7 +100,7 @@ class FunctionalActivations:
         for node in walk([tensor.grad_fn for tensor in outputs], into=lambda node: node not in given):
             kind = KINDS.get(kind_of(node))
             tensor = None if kind is None or node in known else saved(node, "result")
-            if kind is not None and tensor is not None and tensor.dim() >= 2:
+            if kind is not None and tensor is not None and tensor.dim() >= 2 and tensor.is_floating_point():
                 self._seen |= self._see(kind, node, tensor, outputs)
 
 
