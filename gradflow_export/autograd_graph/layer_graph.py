@@ -194,7 +194,7 @@ def layers_behind(node: Node, names: Mapping[int, str], turned: Collection[int],
             break
         sources, row = _enter(here, after, row, names, turned, out)
         kind = kind_of(here)
-        out.written |= is_written(here)
+        out.written |= is_written(kind)
         for source in sources:
             if source is not None and source not in seen:
                 seen.add(source)

@@ -180,9 +180,8 @@ def _kind(name: str) -> str:
     return kind if number.isdecimal() else name
 
 
-def is_written(node: Node) -> bool:
+def is_written(kind: str) -> bool:
     """Whether a user wrote how gradients pass, in a ``torch.autograd.Function``: such as one that turns them round."""
-    kind = kind_of(node)
     return kind.endswith("Backward") and kind not in BY_HAND
 
 

@@ -218,7 +218,7 @@ class Remembered:
         y = np.concatenate([targets for _, targets in self._rows]).astype(np.float64)
         if found.logits:
             predictions = 1.0 / (1.0 + np.exp(-np.clip(predictions, -60.0, 60.0)))
-        counts = _counted(kind, self._weights if found.weights is None else found.weights, y)
+        counts = _counted(found, self._weights if found.weights is None else found.weights, y)
         constant = constant_loss(kind, y, counts)
         mean = mean_loss(kind, predictions, targets, None if counts is None else counts[-len(targets) :])
         out = {
@@ -304,16 +304,20 @@ class Remembered:
         return out
 
 
-def _counted(kind: Kind, weights: Floats, targets: Floats) -> Floats | None:
-    """Return what each entry counts where classes, or positives, have weights; ``None`` where all count alike.
+def _counted(found: Found, weights: Floats, targets: Floats) -> Floats | None:
+    """Return what each entry counts where classes, or positives, have weights; ``None`` where that is not known.
 
     Args:
-        kind: Of the loss.
+        found: What the columns are.
         weights: Of classes, or of negatives and positives. Shape: ``[classes]``, or ``[2, outputs]``.
-        targets: Shape: ``[n, outputs]``.
+        targets: Of each step of a sample all outputs. Shape: ``[n, steps * outputs]``.
     """
-    if kind == "classes" and len(weights) > targets.max():
+    if found.kind == "classes" and len(weights) > targets.max():
         return np.asarray(np.maximum(weights[targets.astype(np.int64)], TINY))
-    if kind == "binary" and len(weights) == 2:
-        return np.asarray(np.maximum(1.0 + (weights[1] - 1.0) * targets, TINY))
-    return None
+    if found.kind != "binary" or len(weights) != 2:
+        return None
+    positives = weights[1].reshape(-1)
+    steps, rest = divmod(targets.shape[1], len(positives))
+    if rest or (len(positives) > 1 and found.width != targets.shape[1]):  # not all columns were taken
+        return None
+    return np.asarray(np.maximum(1.0 + (np.tile(positives, steps) - 1.0) * targets, TINY))

@@ -274,7 +274,7 @@ GROWN = 1.5
 
 
 def growth_of_targets(history: History, since: int = 0) -> tuple[float, float]:
-    """Return by what factor targets had grown up to a step, and have by now; NaN where that is not known.
+    """Return by what factor all targets had grown up to a step, and have by now; NaN where that is not known.
 
     Args:
         history: Holds ``target.rms``.
@@ -282,9 +282,10 @@ def growth_of_targets(history: History, since: int = 0) -> tuple[float, float]:
     """
     series = history.at_sites("target.rms")
     old = int(np.searchsorted(series.steps, since, side="right"))
-    parts = series.first, series.values[max(old - 5, 0) : max(old, 5)], series.values[-5:]
-    first, before, now = (median(part[np.isfinite(part) & (part > 0)]) for part in parts)
-    return before / first, now / first
+    shares = series.values / np.where(series.first > 0, series.first, np.nan)
+    parts = shares[max(old - 5, 0) : max(old, 5)].T, shares[-5:].T
+    before, now = (np.fmin.reduce([median(site[site > 0]) for site in part], initial=np.nan) for part in parts)
+    return float(before), float(now)
 
 
 def is_another_loss(history: History) -> bool:

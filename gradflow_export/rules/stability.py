@@ -231,10 +231,8 @@ class LossSpike(Rule):
         loss = history.run("loss")
         past, now = loss.values[-11:-1], loss.last
         past = past[np.isfinite(past)]
-        if len(past) < self.least or not math.isfinite(now) or now <= past.max():  # no limit is below
-            return ()
-        if is_another_loss(history):
-            return ()
+        if len(past) < self.least or not math.isfinite(now) or now <= past.max() or is_another_loss(history):
+            return ()  # no limit is below the greatest
         usual = median(past)
         limit = self._positive_limit(past, loss.first, _greatest(loss)) if loss.low >= 0 else self._signed_limit(past)
         if not now > limit or (loss.low >= 0 and now <= 10 * usual and self._leaps(loss.values[:-1], now / usual)):

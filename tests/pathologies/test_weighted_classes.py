@@ -66,3 +66,44 @@ def test_weights_against_imbalance_are_in_order(form, seed):
 def test_noise_is_not_learned_whatever_classes_count(form):
     """Inputs that tell nothing leave a weighted loss at the level of a weighted constant."""
     assert issues_of(form, 0, noise=True, steps=400) & {IssueType.NOT_LEARNING, IssueType.BAD_TARGETS}
+
+
+SHAPES = {
+    "steps of several": (3, lambda out, x: binary(out, x, MANY)),
+    "steps of two": (2, lambda out, x: binary(out, x, MANY[:2])),
+    "steps of one weight": (2, lambda out, x: binary(out, x, MANY[1])),
+    "many steps": (3, lambda out, x: binary(out.repeat(1, 40, 1), x.repeat(1, 40, 1), MANY)),
+    "classes of steps": (3, lambda out, x: F.cross_entropy(out.transpose(1, 2), x[..., :3].argmax(-1), weight=WEIGHTS)),
+    "ignored": (3, lambda out, x: F.cross_entropy(out[:, 0], kept(x, -100), weight=WEIGHTS)),
+    "ignored by a number": (
+        3,
+        lambda out, x: F.cross_entropy(out[:, 0], kept(x, 255), weight=WEIGHTS, ignore_index=255),
+    ),
+    "shares": (3, lambda out, x: F.cross_entropy(out[:, 0], x[:, 0, :3].softmax(1), weight=WEIGHTS)),
+    "without weight": (3, lambda out, x: F.cross_entropy(out[:, 0], kept(x, 0), weight=torch.tensor([0.0, 1.0, 1.0]))),
+}
+
+
+def binary(out, x, weight):
+    return F.binary_cross_entropy_with_logits(out, (x[..., : out.shape[-1]] > 1).float(), pos_weight=weight)
+
+
+def kept(x, ignored):
+    return x[:, 0, :3].argmax(1).masked_fill(x[:, 0, 3] > 1, ignored)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_weights_of_any_shape_are_read(shape):
+    """For each step of a sequence, for more than are looked at, beside targets that do not count: no reading fails."""
+    outputs, loss = SHAPES[shape]
+    torch.manual_seed(0)
+    model, writer = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, outputs)), MemoryWriter()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with Exporter(model, backends=[writer], synchronous=True, verbose=0) as exporter:
+        exporter.watch()
+        for _ in range(12):
+            x = torch.randn(16, 5, 6)
+            optimizer.zero_grad()
+            loss(model(x), x).backward()
+            optimizer.step()
+    assert sum(record.fact("loss.over_constant", "2") is not None for record in writer.records) >= 10

@@ -13,6 +13,8 @@ from gradflow_export import Exporter, IssueType, MemoryWriter
 from gradflow_export.checks.evaluation.mode_reader import _Look
 from gradflow_export.hooks.guards import unguarded
 from gradflow_export.hooks.module_calls import ModuleCalls
+from gradflow_export.hooks.parameter_names import ParameterNames
+from gradflow_export.instruments.activations import functional
 from gradflow_export.instruments.activations.functional import FunctionalActivations
 from gradflow_export.instruments.activations.modules import ActivationInstrument
 
@@ -95,7 +97,8 @@ def test_a_forward_pass_that_fails_hides_nothing_of_the_next():
 def test_what_the_model_was_given_is_not_read_again():
     """A cell that a loop by hand calls many times shows each of its calls once: the graph behind its input is not its."""
     cell, seen = net("F.relu"), []
-    tap = FunctionalActivations(cell, lambda kind, *_: bool(seen.append(kind)) or True)
+    names = ParameterNames(lambda: cell)
+    tap = FunctionalActivations(cell, names, lambda kind, *_: bool(seen.append(kind)) or True)
     with tap.attach():
         tap.arm(on=True)
         state = torch.randn(3, 4)
@@ -103,6 +106,22 @@ def test_what_the_model_was_given_is_not_read_again():
             state = cell(state).repeat(1, 2)
         tap.arm(on=False)
     assert seen == ["relu"] * 10
+
+
+def test_no_more_than_some_nodes_are_looked_at_in_a_step(monkeypatch):
+    """A loop by hand that gives the state by name shows at each call the graph of all calls before it."""
+    monkeypatch.setattr(functional, "MOST_NODES", 300)
+    cell, seen = net("F.relu"), []
+    tap = FunctionalActivations(cell, ParameterNames(lambda: cell), lambda kind, *_: bool(seen.append(kind)) or True)
+    with tap.attach():
+        for _ in range(2):
+            state = torch.randn(3, 4)
+            tap.arm(on=True)
+            for _ in range(60):
+                state = cell(x=state).repeat(1, 2)
+            tap.arm(on=False)
+            assert 10 < len(seen) < 300
+            seen.clear()
 
 
 @pytest.mark.parametrize("way", ["F.relu", "F.relu in place", "Tensor.relu"])

@@ -25,8 +25,8 @@ UNSEEN_STEPS = 5
 """Sampled steps without any such call after which a model is taken to have none."""
 NEAREST = 16
 """Nodes of the graph that are looked at for the layer that feeds an activation."""
-MOST_CALLS = 64
-"""Calls of the model in one step whose graphs are looked at."""
+MOST_NODES = 20_000
+"""Nodes of the graph that are looked at in one step, however often the model is called."""
 
 KINDS = MappingProxyType({Op.RELU: "relu", Op.SIGMOID: "sigmoid", Op.TANH: "tanh"})
 _MODULES = (nn.ReLU, nn.ReLU6, nn.Sigmoid, nn.Tanh)
@@ -48,7 +48,9 @@ class FunctionalActivations:
 
     Args:
         model: The unwrapped model; only weak references to its modules are kept.
-        see: Called with one of ``KINDS``, its node, what it gave out, and the tensors that the model gives out.
+        names: Of its parameters.
+        see: Called with one of ``KINDS``, its node, what it gave out, and the layers behind which there is nothing but
+            what the model gives out.
         code: Knows whether the model turned out to be compiled.
         guard: Keeps errors out of the user's loop.
     """
@@ -56,7 +58,8 @@ class FunctionalActivations:
     def __init__(
         self,
         model: nn.Module,
-        see: Callable[[str, Node, Tensor, list[Tensor]], bool],
+        names: ParameterNames,
+        see: Callable[[str, Node, Tensor, set[str | None]], bool],
         *,
         code: CompiledCode | None = None,
         guard: Guard = unguarded,
@@ -69,8 +72,8 @@ class FunctionalActivations:
         self._passes: ForwardPasses[_Known] = ForwardPasses(
             members, code=code, left=guard(self._left), outermost=self.may_be
         )
-        self._see = see
-        self._unseen, self._seen, self._calls = 0, False, 0
+        self._names, self._see = names, see
+        self._unseen, self._seen, self._left_over = 0, False, MOST_NODES
         self._known: set[Node] = set()
 
     def attach(self) -> contextlib.ExitStack:
@@ -82,7 +85,7 @@ class FunctionalActivations:
         if not on and self._passes.armed:
             self._unseen = 0 if self._seen else self._unseen + self._passes.ran
             self._seen = self._passes.ran = False
-        self._calls = 0
+        self._left_over, self._known = MOST_NODES, set()
         self._passes.arm(on=on and self._unseen < UNSEEN_STEPS)
 
     def known(self, output: Tensor) -> None:
@@ -92,16 +95,17 @@ class FunctionalActivations:
 
     def _left(self, call: Call[_Known], output: Any) -> None:
         known, self._known = self._known, set()
-        self._calls += 1
-        if call.known.activation or self._calls > MOST_CALLS:
+        if call.known.activation or self._left_over <= 0:
             return
-        outputs = [tensor for tensor in tensors_of(output) if is_plain(tensor) and tensor.grad_fn is not None]
+        made = [tensor.grad_fn for tensor in tensors_of(output) if is_plain(tensor) and tensor.grad_fn is not None]
         given = {tensor.grad_fn for tensor in tensors_of(call.given)}
-        for node in walk([tensor.grad_fn for tensor in outputs], into=lambda node: node not in given):
+        heads = {feeding_layer(self._names, node) for node in made}
+        for node in walk(made, into=lambda node: node not in given, most=self._left_over):
+            self._left_over -= 1
             kind = KINDS.get(kind_of(node))
             tensor = None if kind is None or node in known else saved(node, "result")
             if kind is not None and tensor is not None and tensor.dim() >= 2 and tensor.is_floating_point():
-                self._seen |= self._see(kind, node, tensor, outputs)
+                self._seen |= self._see(kind, node, tensor, heads)
 
 
 def _may_call(module: nn.Module) -> bool:

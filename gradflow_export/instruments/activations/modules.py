@@ -59,7 +59,7 @@ class ActivationInstrument(Instrument):
     def __init__(self, calls: ModuleCalls, model: nn.Module, *, guard: Guard = unguarded) -> None:
         self.calls = calls
         self._guard, self._names = guard, ParameterNames(weakref.ref(model))
-        self._functional = FunctionalActivations(model, self._by_function, code=calls.code, guard=guard)
+        self._functional = FunctionalActivations(model, self._names, self._by_function, code=calls.code, guard=guard)
         self._unit_dim_3d = 1 if any(isinstance(m, _CONV1D) for m in model.modules()) else -1
         named = [(site_name(n) or type(m).__name__, m) for n, m in model.named_modules()]
         self._rectifiers = [(n, m) for n, m in named if isinstance(m, _RECTIFIERS)]
@@ -113,13 +113,13 @@ class ActivationInstrument(Instrument):
         self._functional.arm(on=on)
         self._names.begin()
 
-    def _by_function(self, kind: str, node: Node, output: Tensor, outputs: list[Tensor]) -> bool:
+    def _by_function(self, kind: str, node: Node, output: Tensor, heads: set[str | None]) -> bool:
         """Take what a function gave out, if a layer feeds it."""
         layer = feeding_layer(self._names, node, output.shape[self._unit_dim(output)])
         if layer is None:
             return False
         if kind != "relu":
-            if layer not in {feeding_layer(self._names, each.grad_fn) for each in outputs}:
+            if layer not in heads:
                 with torch.no_grad():
                     self._saturated_at[layer] = saturated_share(local(output), kind)
             return True
