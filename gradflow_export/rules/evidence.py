@@ -282,7 +282,8 @@ def growth_of_targets(history: History, since: int = 0) -> tuple[float, float]:
     """
     series = history.at_sites("target.rms")
     old = int(np.searchsorted(series.steps, since, side="right"))
-    shares = series.values / np.where(series.first > 0, series.first, np.nan)
+    first = np.where(series.first > 0, series.first, np.nan).astype(np.float64)
+    shares = series.values / first
     parts = shares[max(old - 5, 0) : max(old, 5)].T, shares[-5:].T
     before, now = (np.fmin.reduce([median(site[site > 0]) for site in part], initial=np.nan) for part in parts)
     return float(before), float(now)
