@@ -96,7 +96,8 @@ test-frameworks: $(VENV)/.stamp-test
 test-verdicts: test-verdicts-inputs
 
 # The first of the two, which CI runs beside `make test`. With noise on its inputs, no batch is the same as data that stand in memory.
-# VERDICTS=--cases=last, as there, takes the last case of each test, and CASES=--cases=others all that this leaves to `make test`.
+# VERDICTS=--cases=last, as there, takes the last case of each test, and CASES=--cases=others all that this leaves to `make test`;
+# --half=0 and --half=1 in CASES each take one half of the cases of tests that have many.
 VERDICT_WORKERS ?= 2
 test-verdicts-inputs: $(VENV)/.stamp-test
 	ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest -n $(VERDICT_WORKERS) --dist loadfile --perturb inputs,threads=2 $(VERDICTS) \

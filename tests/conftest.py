@@ -5,6 +5,8 @@ import importlib
 import importlib.util
 import random
 import sys
+import zlib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +64,9 @@ def pytest_addoption(parser):
     group.addoption(
         "--cases", choices=("last", "others"), help="run the last case of each test of verdicts, or all else"
     )
+    group.addoption(
+        "--half", type=int, choices=(0, 1), help=f"run one half of the cases of each test that has {MANY} and more"
+    )
     group.addoption("--margins", type=float, help="move every threshold by this share and print which verdicts change")
 
 
@@ -76,6 +81,8 @@ LONGEST = (
     "browser/test_readings.py", "distributed/test_pipeline.py", "browser/test_views.py", "unit/test_distribution.py",
     "test_architecture.py",
 )  # fmt: skip
+MANY = 6
+"""Cases of a test from which on half of them are enough where time is short."""
 _PLACES = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
 
 
@@ -85,7 +92,7 @@ def _is_of_verdicts(item):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Begin with the files that take longest; the others keep their order."""
+    """Leave out what is not wanted, and begin with the files that take longest; the others keep their order."""
     wanted = config.getoption("cases")
     if wanted is not None:
         last = {(item.path, getattr(item, "originalname", item.name)): item for item in items if _is_of_verdicts(item)}
@@ -95,6 +102,16 @@ def pytest_collection_modifyitems(config, items):
             parts["last" if id(item) in ends else "others"].append(item)
         items[:] = parts.pop(wanted)
         config.hook.pytest_deselected(items=[*parts.popitem()[1]])
+    half = config.getoption("half")
+    if half is not None:
+        # By a checksum of their names: every second one would leave out one value of a parameter that has two.
+        cases = Counter((item.path, getattr(item, "originalname", item.name)) for item in items)
+        parts = {True: [], False: []}
+        for item in items:
+            many = cases[item.path, getattr(item, "originalname", item.name)] >= MANY
+            parts[many and zlib.crc32(item.nodeid.encode()) % 2 != half].append(item)
+        items[:] = parts[False]
+        config.hook.pytest_deselected(items=parts[True])
     items.sort(key=lambda item: _PLACES.get(item.path, len(LONGEST)))
 
 
