@@ -24,7 +24,7 @@ from gradflow_export.rules.base import Check, Finding, number, some
 from gradflow_export.rules.evidence import past, values_of
 from gradflow_export.rules.history import History
 
-_SIZES = "evaluation.output_rms"
+SIZES = "evaluation.output_rms"
 DIFFERS = "evaluation differs"
 """The cause that is named."""
 MOST = 64
@@ -81,7 +81,7 @@ class EvaluationSizes:
         moved = stack_scalars([(now - before).abs().sum() for before, now in pairs] or [torch.zeros(())])
         sizes = stack_scalars(list(self._sizes.values()))
         told = torch.where(moved.to(sizes.device).sum() == 0, sizes, torch.nan)
-        self.told = [Clue(_SIZES, tuple(self._sizes), told)]
+        self.told = [Clue(SIZES, tuple(self._sizes), told)]
         self.waits = False
 
     def stop(self) -> None:
@@ -141,14 +141,14 @@ class EvaluationDiffers(Check):
     patience: int = 1
 
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.EVAL_RANDOM,)
-    evidence: ClassVar[tuple[str, ...]] = (_SIZES,)
-    remembers: ClassVar[tuple[str, ...]] = (_SIZES, "block.output_rms")
+    evidence: ClassVar[tuple[str, ...]] = (SIZES,)
+    remembers: ClassVar[tuple[str, ...]] = (SIZES, "block.output_rms")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Compare the last evaluations with training."""
         found: dict[str, float] = {}
-        for site in values_of(record, _SIZES) if history.seen > self.settle else ():
-            sizes = past(history, _SIZES, site)[-self.evaluations :]
+        for site in values_of(record, SIZES) if history.seen > self.settle else ():
+            sizes = past(history, SIZES, site)[-self.evaluations :]
             trained = past(history, "block.output_rms", site)[-self.readings :]
             low, high = (trained.min(), trained.max()) if len(trained) and len(sizes) == self.evaluations else (0, 0)
             if low > 0 and max(sizes.min() / high, low / max(sizes.max(), 1e-30)) > self.times:
