@@ -65,7 +65,7 @@ def pytest_addoption(parser):
         "--cases", choices=("last", "others"), help="run the last case of each test of verdicts, or all else"
     )
     group.addoption(
-        "--half", type=int, choices=(0, 1), help=f"run one half of the cases of each test that has {MANY} and more"
+        "--half", type=int, choices=(0, 1), help=f"run one half of the last cases, or of the cases of each test that has {MANY} and more"
     )
     group.addoption("--margins", type=float, help="move every threshold by this share and print which verdicts change")
 
@@ -81,7 +81,7 @@ LONGEST = (
     "browser/test_readings.py", "distributed/test_pipeline.py", "browser/test_views.py", "unit/test_distribution.py",
     "test_architecture.py",
 )  # fmt: skip
-MANY = 6
+MANY = 4
 """Cases of a test from which on half of them are enough where time is short."""
 _PLACES = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
 
@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(config, items):
         cases = Counter((item.path, getattr(item, "originalname", item.name)) for item in items)
         parts = {True: [], False: []}
         for item in items:
-            many = cases[item.path, getattr(item, "originalname", item.name)] >= MANY
+            many = wanted == "last" or cases[item.path, getattr(item, "originalname", item.name)] >= MANY
             parts[many and zlib.crc32(item.nodeid.encode()) % 2 != half].append(item)
         items[:] = parts[False]
         config.hook.pytest_deselected(items=parts[True])
