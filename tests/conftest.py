@@ -65,7 +65,10 @@ def pytest_addoption(parser):
         "--cases", choices=("last", "others"), help="run the last case of each test of verdicts, or all else"
     )
     group.addoption(
-        "--half", type=int, choices=(0, 1), help=f"run one half of the last cases, or of the cases of each test that has {MANY} and more"
+        "--half",
+        type=int,
+        choices=(0, 1),
+        help=f"run one half of the last cases, or of the cases of each test that has {MANY} and more",
     )
     group.addoption("--margins", type=float, help="move every threshold by this share and print which verdicts change")
 
