@@ -65,7 +65,7 @@ test test-doctor test-verdicts test-verdicts-inputs: export OMP_WAIT_POLICY ?= P
 # Whole lives of a session of W&B take minutes; `make test-wandb-versions` has them.
 LIVES := life ends replay exporter_life offline patterns
 # So does the doctor on a script for each treatment; `make test-doctor` has these.
-TREATMENTS := batches by_hand cures mending samples sizes treatments
+TREATMENTS := batches by_hand cures learners mending samples sizes treatments
 # The longest files come first (tests/conftest.py), so that no worker is left alone with one at the end.
 test: $(VENV)/.stamp-test
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(CASES) $(LIVES:%=--ignore=tests/wandb_core/test_%.py) \

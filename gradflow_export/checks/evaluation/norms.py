@@ -145,13 +145,6 @@ class NormStatistics(Check):
         if not found:
             return ()
         first = next(iter(found))
-        if values_of(record, _CALLS)[first] > 1:
-            advice = "give each place a batch norm of its own: the statistics of each are others."
-        else:
-            advice = (
-                "let the running statistics arrive, with momentum=0.1 in torch, where other libraries write 0.9; of "
-                "batches of one or two samples, which differ from each other, use nn.GroupNorm."
-            )
         return (
             Finding(
                 IssueType.EVAL_RANDOM,
@@ -160,8 +153,11 @@ class NormStatistics(Check):
                 found[first],
                 self.far,
                 f"the running statistics of {some(tuple(found))}, which evaluation uses, are not those of its batches: "
-                f"they differ as much as a shift by {number(found[first])} standard deviations does.",
-                advice,
+                f"they differ as much as a shift by {number(found[first])} standard deviations does, in "
+                f"{number(values_of(record, _CALLS)[first])} calls a step.",
+                "if it is called at several places or for data of several kinds, give each a batch norm of its own; "
+                "let the running statistics arrive, with momentum=0.1 in torch, where other libraries write 0.9; of "
+                "batches of one or two samples, which differ from each other, use nn.GroupNorm.",
                 cause=DIFFERS,
                 origin=DIFFERS,
             ),
