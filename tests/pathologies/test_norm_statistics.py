@@ -67,7 +67,7 @@ def test_statistics_that_are_not_those_of_the_batches_are_told(which):
     (issue,) = FAULTS[which]()
     assert issue.severity is Severity.MEDIUM
     assert issue.cause == "evaluation differs"
-    assert issue.step <= (800 if "average" in which or "convention" in which else 90)
+    assert issue.step <= (800 if "average" in which or "convention" in which else 105)
 
 
 def test_a_model_that_nobody_evaluates_has_no_more_than_a_remark():
@@ -92,3 +92,12 @@ def test_few_values_differ_by_chance(size):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
     assert told(model, size=size) == []
+
+
+@pytest.mark.parametrize("scale", [0.03, 1e-3, 0.0])
+def test_values_that_hardly_vary_take_longest_to_arrive(scale):
+    """Running variances begin at 1, and are to come down to next to nothing; of no variance at all nothing is known."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    issues = told(model, evaluated=False, batches=lambda: [(scale * samples(32)[0], samples(32)[1])])
+    assert issues == []

@@ -28,6 +28,8 @@ from gradflow_export.rules.history import History
 _GAP, _CALLS, _VALUES, _ARRIVES = "norm.gap", "norm.calls", "norm.values", "norm.arrives"
 MOST = 64
 """Layers that are looked at, at most."""
+_HARDLY = 0.1
+"""Share of ``eps`` above which a feature hardly varies: its running variance takes long to come down from 1."""
 
 
 class NormInstrument(Reader):
@@ -69,7 +71,7 @@ class NormInstrument(Reader):
         if module.training and mean is not None and scale is not None and mean.shape == module.running_mean.shape:
             self._gaps.setdefault(name, []).append(_gap(mean, scale, module))
             self._facts[_VALUES][name] = given[0].numel() / len(mean)
-            self._facts[_ARRIVES][name] = 3.0 / max(1.0 if module.momentum is None else module.momentum, 1e-9)
+            self._facts[_ARRIVES][name] = 8.0 / (module.momentum or 1e-9)
 
 
 def _keeps(module: nn.Module) -> bool:
@@ -90,7 +92,7 @@ def _gap(mean: Tensor, scale: Tensor, norm: Any) -> Tensor:
     kept = norm.running_var + norm.eps
     share = 1.0 / (scale.square() * kept)
     apart = share - 1.0 - share.log() + (mean - norm.running_mean).square() / kept
-    return torch.sqrt(apart.median())
+    return torch.where(scale.square() * norm.eps > _HARDLY, torch.nan, apart).nanmedian().sqrt()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +120,13 @@ class NormStatistics(Check):
 
     Attributes:
         settle: Minimum number of steps in which running averages arrive.
-        longest: Maximum number of such steps; in between, it is three over the momentum.
+        longest: Maximum number of such steps; in between, it is eight over the momentum.
         far: Minimum shift, in standard deviations; the square of that of chance, ``2 / values``, is added to its own.
         readings: Number of readings whose median is taken.
         patience: One; the median already requires persistence.
     """
 
-    settle: int = 60
+    settle: int = 80
     longest: int = 300
     far: float = 0.5
     readings: int = 5
