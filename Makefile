@@ -95,12 +95,11 @@ test-frameworks: $(VENV)/.stamp-test
 # Rounding is written in Python and slow where a model convolves, so that the demo is left to the first of the two.
 test-verdicts: test-verdicts-inputs
 
-# The first of the two, which CI runs beside `make test`. With noise on its inputs, no batch is the same as data that stand in memory.
+# The first of the two, which CI runs before `make test`. With noise on its inputs, no batch is the same as data that stand in memory.
 # VERDICTS=--cases=last, as there, takes the last case of each test, and CASES=--cases=others all that this leaves to `make test`;
-# --half=0 and --half=1 in CASES each take one half of the cases of tests that have many.
-VERDICT_WORKERS ?= 2
+# --half=0 and --half=1 in either take one half: of the last cases, or of the cases of tests that have many.
 test-verdicts-inputs: $(VENV)/.stamp-test
-	ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest -n $(VERDICT_WORKERS) --dist loadfile --perturb inputs,threads=2 $(VERDICTS) \
+	ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest -n 2 --dist loadfile --perturb inputs,threads=2 $(VERDICTS) \
 		-k "not (drawn_anew and (indices or slice))" \
 		tests/pathologies tests/unit/test_cli_demo.py::test_a_broken_batch_is_a_loss_spike_that_passes
 
