@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +19,7 @@ from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.module_hooks import ModuleHook, hook_calls
-from gradflow_export.hooks.readings import Clue, Drained, stack_scalars
+from gradflow_export.hooks.readings import ClueSample, Drained
 from gradflow_export.instruments.base import Need, Reader, Setting
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
@@ -41,7 +43,8 @@ class NormInstrument(Reader):
         super().__init__(setting)
         found = [(site_name(name), m) for name, m in setting.model.named_modules() if _keeps(m)]
         self._layers = [(name, weakref.ref(module)) for name, module in found[:: -(-len(found) // MOST) or 1]]
-        self._gaps: dict[str, list[Tensor]] = {}
+        self._calls: dict[str, list[Tensor]] = {}
+        self._told: dict[str, tuple[float, float, float]] = {}
 
     @property
     def modules(self) -> int:
@@ -56,22 +59,22 @@ class NormInstrument(Reader):
     def forget(self) -> None:
         """Forget the calls since the last step."""
         super().forget()
-        self._gaps = {}
+        self._calls, self._told = {}, {}
 
     def drain(self) -> Drained:
-        """Give out the mean over the calls of each layer."""
-        gaps = [torch.stack(each).mean() for each in self._gaps.values()]
-        self._out = [Clue(_GAP, tuple(self._gaps), stack_scalars(gaps))] if gaps else []
-        self._facts[_CALLS] = {name: float(len(each)) for name, each in self._gaps.items()}
+        """Give out the statistics of all calls of each layer."""
+        self._out = [
+            ClueSample(_GAP, name, torch.stack(each).float(), partial(_gap, name, *self._told[name]))
+            for name, each in self._calls.items()
+        ]
         return super().drain()
 
     def _called(self, name: str, module: Any, given: Any, output: Any) -> None:
         made = getattr(output, "grad_fn", None)
         mean, scale = (None, None) if made is None else (saved(made, "result1"), saved(made, "result2"))
         if module.training and mean is not None and scale is not None and mean.shape == module.running_mean.shape:
-            self._gaps.setdefault(name, []).append(_gap(mean, scale, module))
-            self._facts[_VALUES][name] = given[0].numel() / len(mean)
-            self._facts[_ARRIVES][name] = 8.0 / (module.momentum or 1e-9)
+            self._calls.setdefault(name, []).append(torch.stack([mean, scale, module.running_mean, module.running_var]))
+            self._told[name] = module.eps, given[0].numel() / len(mean), 8.0 / (module.momentum or 1e-9)
 
 
 def _keeps(module: nn.Module) -> bool:
@@ -79,20 +82,31 @@ def _keeps(module: nn.Module) -> bool:
     return isinstance(module, torch_private.BatchNorm) and isinstance(module.running_mean, Tensor)
 
 
-def _gap(mean: Tensor, scale: Tensor, norm: Any) -> Tensor:
-    """Return how far the values of a call are from the running statistics, as a shift in standard deviations.
+def _gap(name: str, eps: float, values: float, arrives: float, calls: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+    """Return how far the values of calls are from the running statistics, as a shift in standard deviations.
 
     The Kullback-Leibler divergence of the two normal distributions, the median over features, is that of the shift.
 
     Args:
-        mean: Of the values. Shape: ``[features]``.
-        scale: One over their standard deviation, which ``eps`` keeps from 0. Shape: ``[features]``.
-        norm: The layer.
+        name: Of the layer.
+        eps: What the layer adds to a variance.
+        values: How many a mean is taken over.
+        arrives: Steps in which running statistics arrive.
+        calls: Mean, one over the standard deviation, running mean and running variance of each call. Shape:
+            ``[calls, 4, features]``.
     """
-    kept = norm.running_var + norm.eps
-    share = 1.0 / (scale.square() * kept)
-    apart = share - 1.0 - share.log() + (mean - norm.running_mean).square() / kept
-    return torch.where(scale.square() * norm.eps > _HARDLY, torch.nan, apart).nanmedian().sqrt()
+    mean, scale, running, variance = calls.astype(np.float64).transpose(1, 0, 2)
+    with np.errstate(all="ignore"):  # what is not finite is left out
+        kept = variance + eps
+        share = 1.0 / (np.square(scale) * kept)
+        apart = share - 1.0 - np.log(share) + np.square(mean - running) / kept
+    gaps = [
+        math.sqrt(median(far))
+        for each, some in zip(apart, np.square(scale) * eps <= _HARDLY, strict=True)
+        if len(far := each[some & np.isfinite(each)])
+    ]
+    found = {_GAP: sum(gaps) / len(gaps), _CALLS: float(len(calls)), _VALUES: values, _ARRIVES: arrives} if gaps else {}
+    return {fact: {name: value} for fact, value in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +115,7 @@ class NormStatistics(Check):
 
     In training, batch norm normalizes with the mean and variance of a batch, and in evaluation with their running
     averages. The divergence of the two is given as the shift, in standard deviations, of a normal distribution that has
-    the same. Its median over ``readings`` readings after the first ``settle`` steps exceeds ``far``.
+    the same. Its median over ``readings`` readings, once averages had time to arrive, exceeds ``far``.
 
     Why it is bad:
         In evaluation, the model is another function than the one that was trained. The training loss says nothing about
@@ -158,8 +172,7 @@ class NormStatistics(Check):
                 f"they differ as much as a shift by {number(found[first])} standard deviations does, in "
                 f"{number(values_of(record, _CALLS)[first])} calls a step.",
                 "if it is called at several places or for data of several kinds, give each a batch norm of its own; "
-                "let the running statistics arrive, with momentum=0.1 in torch, where other libraries write 0.9; of "
-                "batches of one or two samples, which differ from each other, use nn.GroupNorm.",
+                "let the running statistics arrive, with momentum=0.1 in torch, where other libraries write 0.9.",
                 cause=DIFFERS,
                 origin=DIFFERS,
             ),
