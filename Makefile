@@ -97,7 +97,7 @@ test-verdicts: test-verdicts-inputs
 
 # The first of the two, which CI runs before `make test`. With noise on its inputs, no batch is the same as data that stand in memory.
 # VERDICTS=--cases=last, as there, takes the last case of each test, and CASES=--cases=others all that this leaves to `make test`;
-# --half=0 and --half=1 in either take one half: of the last cases, or of the cases of tests that have many.
+# --half=0 and --half=1 in either take one half: of the last cases, or of the cases of tests that have several.
 test-verdicts-inputs: $(VENV)/.stamp-test
 	ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest -n 2 --dist loadfile --perturb inputs,threads=2 $(VERDICTS) \
 		-k "not (drawn_anew and (indices or slice))" \

@@ -68,7 +68,7 @@ def pytest_addoption(parser):
         "--half",
         type=int,
         choices=(0, 1),
-        help=f"run one half of the last cases, or of the cases of each test that has {MANY} and more",
+        help="run one half of the last cases, or of the cases of each test that has several",
     )
     group.addoption("--margins", type=float, help="move every threshold by this share and print which verdicts change")
 
@@ -84,8 +84,6 @@ LONGEST = (
     "browser/test_readings.py", "distributed/test_pipeline.py", "browser/test_views.py", "unit/test_distribution.py",
     "test_architecture.py",
 )  # fmt: skip
-MANY = 4
-"""Cases of a test from which on half of them are enough where time is short."""
 _PLACES = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
 
 
@@ -111,8 +109,8 @@ def pytest_collection_modifyitems(config, items):
         cases = Counter((item.path, getattr(item, "originalname", item.name)) for item in items)
         parts = {True: [], False: []}
         for item in items:
-            many = wanted == "last" or cases[item.path, getattr(item, "originalname", item.name)] >= MANY
-            parts[many and zlib.crc32(item.nodeid.encode()) % 2 != half].append(item)
+            several = wanted == "last" or cases[item.path, getattr(item, "originalname", item.name)] > 1
+            parts[several and zlib.crc32(item.nodeid.encode()) % 2 != half].append(item)
         items[:] = parts[False]
         config.hook.pytest_deselected(items=parts[True])
     items.sort(key=lambda item: _PLACES.get(item.path, len(LONGEST)))
