@@ -67,7 +67,7 @@ class InitialInstrument(Reader):
             for name, module in model.named_modules()
             if isinstance(module, (*_LAYERS, nn.Embedding)) or _is_own(module)
             for key, weight in module.named_parameters(recurse=False)
-            if weight.dim() >= 2 and len(weight) and weight[0].numel() >= 2
+            if weight.dim() >= 2 and weight.shape[0] and weight.shape[1:].numel() >= 2
         }
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         own = tables | {id(w) for m in model.modules() if _is_own(m) for w in m.parameters(recurse=False)}

@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from gradflow_export.config import Settings
 from gradflow_export.engine.external_issues import ToldJudge, reported
@@ -17,7 +17,7 @@ from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.notebook import Panel, to_frame
 from gradflow_export.engine.training_loop import TrainingLoop
 from gradflow_export.engine.worker import Worker
-from gradflow_export.errors import ArgumentError, ArgumentTypeError
+from gradflow_export.errors import ArgumentError
 from gradflow_export.extensions import active
 from gradflow_export.hooks.block_tree import BlockTree
 from gradflow_export.records.lost import INTERRUPTED
@@ -347,16 +347,13 @@ class Reports(Recording):
         """Return the exporter itself, as :meth:`__copy__` does."""
         return self
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to be pickled.
-
-        Raises:
-            ArgumentTypeError: Always; an exporter holds a thread, open files and hooks.
-        """
-        raise ArgumentTypeError(
-            "an Exporter cannot be pickled, for it holds a thread, open files and hooks; call exporter.close() and "
-            "drop it from what is saved, or save model.state_dict(). What it found: exporter.save('summary.json')."
+    def __reduce_ex__(self, protocol: object) -> tuple[type[None], tuple[()]]:
+        """Be saved as ``None``: it holds a thread, open files and hooks, and no checkpoint must fail by it."""
+        _log.warning(
+            "gradflow: what is pickled holds an Exporter, which is saved as None; after loading make a new one, "
+            "Exporter(model).watch(). What it found: exporter.save('summary.json')."
         )
+        return type(None), ()
 
     def _catch_up(self) -> None:
         self._unwatched()

@@ -20,13 +20,6 @@ _modes, _dispatch_modes = torch_private.function_modes, torch_private.dispatch_m
 _grad, _is_compiling = torch.is_grad_enabled, torch.compiler.is_compiling
 
 
-def where_numbers_are() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which new tensors hold numbers, also where the loop's default device is ``meta``."""
-    if _modes() and torch.get_default_device().type == "meta":
-        return torch.device("cpu")
-    return contextlib.nullcontext()
-
-
 def _nothing(_name: str) -> None:
     """Do nothing."""
 
@@ -95,7 +88,7 @@ class Guard:
             "raises instead. %s: %s",
             name,
             type(error).__name__,
-            error,
+            str(error).partition("\n")[0],
             exc_info=_log.isEnabledFor(logging.DEBUG),
         )
 
@@ -126,11 +119,8 @@ class _GuardedPart(Part):
             grad, began = _grad(), time.perf_counter()
             try:
                 guard.depth = 1
-                if _dispatch_modes():
-                    with torch_private.no_dispatch_modes(), where_numbers_are():
-                        hook(*args, **kwargs)
-                elif _modes():
-                    with where_numbers_are():
+                if _dispatch_modes() or _modes():
+                    with torch_private.no_modes():
                         hook(*args, **kwargs)
                 else:
                     hook(*args, **kwargs)

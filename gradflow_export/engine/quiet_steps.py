@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer
 from gradflow_export.checks.missing_step import LONELY_BACKWARD_PASSES
 from gradflow_export.engine.isolation import Guard
 from gradflow_export.engine.transfer import Bundle
+from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.backward_listener import listen
 from gradflow_export.hooks.optimizer_hooks import PassedSteps
 from gradflow_export.hooks.optimizer_steps import Owned
@@ -113,7 +114,8 @@ class QuietSteps:
                 self._glances[optimizer] = Glance(optimizer)
             glance = self._glances[optimizer]
             model = loop.hand.model()
-            seen = glance.sees(optimizer, at, None if model is None else model.training)
+            with torch_private.no_function_modes():
+                seen = glance.sees(optimizer, at, None if model is None else model.training)
             looks = seen and loop.pace.suspect(at, loop.schedule, loop.clock.stretch, spacing=loop.clock.spacing)
             later = 0 if looks else 1 if glance.doubts else self._between
         except Exception as error:

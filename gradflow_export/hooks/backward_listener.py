@@ -18,6 +18,7 @@ from gradflow_export.autograd_graph.nodes import Op, below, is_variant, kind_of,
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.guards import TURNS, Guard, unguarded
 from gradflow_export.hooks.readings import Clue, Drained
+from gradflow_export.metrics.arrays.local import is_ragged
 from gradflow_export.records.step_record import RUN_SITE
 
 MOST_NODES = 5_000
@@ -326,8 +327,8 @@ def saved(node: Any, name: str) -> Tensor | None:
 
     Returns:
         The tensor without its graph; ``None`` where there is none, it was freed, it has no entries (an empty batch is
-        evidence of nothing), it is not strided (sparse tensors lack most operations), or hooks stand before it
-        (checkpoints, offloading), which would compute or copy it for us.
+        evidence of nothing), it is not strided (sparse and ragged tensors lack most operations), or hooks stand before
+        it (checkpoints, offloading), which would compute or copy it for us.
     """
     raw = getattr(node, f"_raw_saved_{name}", None)
     # Older versions of PyTorch do not tell whether hooks stand before it.
@@ -337,7 +338,7 @@ def saved(node: Any, name: str) -> Tensor | None:
         tensor = getattr(node, f"_saved_{name}")
     except RuntimeError:  # freed by an earlier backward pass
         return None
-    strided = isinstance(tensor, Tensor) and tensor.layout is torch.strided and tensor.numel()
+    strided = isinstance(tensor, Tensor) and tensor.layout is torch.strided and tensor.numel() and not is_ragged(tensor)
     return tensor.detach() if strided else None
 
 

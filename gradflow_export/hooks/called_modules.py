@@ -18,6 +18,7 @@ from gradflow_export.autograd_graph.nodes import Op, kind_of
 from gradflow_export.hooks.guards import Guard, hook_all_calls, unguarded
 from gradflow_export.hooks.members import held_parameters, members
 from gradflow_export.hooks.parameter_slots import Slot, briefly, slots
+from gradflow_export.metrics.arrays.local import is_ragged
 from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.sites import pattern
 
@@ -167,7 +168,7 @@ class Calls:
         here, first = self._names.get(id(module)), given[0] if given else None
         self._stack.append(id(module))
         if here is not None:
-            if isinstance(first, Tensor):
+            if isinstance(first, Tensor) and not is_ragged(first):
                 self._take(here[0], module, first)
                 self._compare(*here, first)
             if isinstance(module, nn.RNNCellBase):

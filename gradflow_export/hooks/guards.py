@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from gradflow_export.hooks.torch_private import ASKS_FOR_HOOKS, MODULES, global_hooks
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -122,6 +124,38 @@ def _is_there(handle: RemovableHandle, hook: Any) -> bool:
     return hooks is not None and hooks.get(handle.id) is hook
 
 
+class _Asked:
+    """Answers in torch's place, while hooks of ours are in, whether there are others that every call of a module runs.
+
+    A compiled module asks at each call, and warns: a loop in which warnings are errors would end by our hooks.
+    """
+
+    def __init__(self) -> None:
+        self._ours: list[Any] = []
+        self._own: Any = None
+
+    def join(self, hook: Any) -> None:
+        """Take in a hook of ours."""
+        if not self._ours:
+            self._own = getattr(MODULES, ASKS_FOR_HOOKS, None)
+            setattr(MODULES, ASKS_FOR_HOOKS, self._others)
+        self._ours.append(hook)
+
+    def leave(self, hook: Any) -> None:
+        """Forget it, once; after the last one torch answers by itself again."""
+        left = [each for each in self._ours if each is not hook]
+        if self._ours and not left and getattr(MODULES, ASKS_FOR_HOOKS) == self._others:
+            setattr(MODULES, ASKS_FOR_HOOKS, self._own)
+        self._ours = left
+
+    def _others(self) -> bool:
+        mine = set(map(id, self._ours))
+        return any(id(hook) not in mine for hooks in global_hooks() for hook in hooks.values())
+
+
+_ASKED = _Asked()
+
+
 def hook_all_calls(hook: Any, *, before: bool = False, always: bool = False) -> Callable[[], None]:
     """Have each call of any module run ``hook(module, arguments, output)``, see :func:`hook_process`.
 
@@ -130,6 +164,13 @@ def hook_all_calls(hook: Any, *, before: bool = False, always: bool = False) -> 
         before: Call ``hook(module, arguments)`` before the module's own ``forward`` instead.
         always: Call also when ``forward`` raises.
     """
-    if before:
-        return hook_process(register_module_forward_pre_hook, hook)
-    return hook_process(partial(register_module_forward_hook, always_call=always), hook)
+    register = register_module_forward_pre_hook if before else partial(register_module_forward_hook, always_call=always)
+    with TURNS:
+        _ASKED.join(hook)
+        remove = hook_process(register, hook)
+
+    def leave() -> None:
+        remove()
+        _ASKED.leave(hook)
+
+    return partial(TURNS.last, leave)

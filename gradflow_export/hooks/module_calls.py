@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.compiled_calls import CompiledCode, Reading
 from gradflow_export.hooks.guards import hook_all_calls
+from gradflow_export.metrics.arrays.local import is_ragged
 from gradflow_export.metrics.outputs import is_floating
 
 _log = logging.getLogger("gradflow_export")
@@ -26,7 +27,7 @@ Handler = Callable[[nn.Module, tuple[Any, ...], Any], None]
 _is_compiling = torch.compiler.is_compiling
 _traces, _dispatch_modes, _is_tracing = torch_private.traces, torch_private.dispatch_modes, torch_private.is_tracing
 _is_grad_enabled = torch.is_grad_enabled
-_transform = torch_private.transform
+_transform, _modes = torch_private.transform, torch_private.function_modes
 
 
 class ModuleCalls:
@@ -149,6 +150,11 @@ class ModuleCalls:
         # Under torch.func.vmap or grad tensors are wrapped: they must not outlive the call, and no hook reports them.
         if _is_grad_enabled() and _transform() is None:
             self.seen = True
+            if _dispatch_modes() or _modes():  # of the user's, which are to see nothing of ours
+                with torch_private.no_modes():
+                    for handler in entry[1]:
+                        handler(module, args, output)
+                return
             for handler in entry[1]:
                 handler(module, args, output)
         elif self.on_passed_over is not None:
@@ -169,7 +175,7 @@ def output_tensor(output: Any, *, learns: bool = True) -> Tensor | None:
     if isinstance(output, Tensor):
         wanted = (output.requires_grad or not learns) and is_floating(output)
         # A fake one has a shape alone.
-        return output if wanted and not isinstance(output, torch_private.FakeTensor) else None
+        return output if wanted and not isinstance(output, torch_private.FakeTensor) and not is_ragged(output) else None
     for part in _parts(output):
         chosen = output_tensor(part, learns=learns)
         if chosen is not None:

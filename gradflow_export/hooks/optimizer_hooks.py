@@ -243,7 +243,8 @@ def always(hook: Callable[[Optimizer], None], part: Part) -> StepHook:
             return
         began = time.perf_counter()
         try:
-            hook(optimizer)
+            with torch_private.no_function_modes():
+                hook(optimizer)
         except Exception as error:
             failed = True
             part.failed(error)

@@ -80,7 +80,8 @@ class OptimizerStep:
 class _Known:
     """What is known of one optimizer, and the step that has begun and not ended.
 
-    An optimizer whose ``step`` calls ``super().step()`` runs the hooks of both; only the outer ones count.
+    An optimizer whose ``step`` calls ``super().step()``, or that of another one which it wraps, runs the hooks of both;
+    only the outer ones count.
     """
 
     signature: tuple[tuple[int, int], ...]
@@ -136,14 +137,18 @@ def calling_scaler() -> Any:
     return None
 
 
-def _is_nested(optimizer: Optimizer) -> bool:
-    """Return whether two steps of this optimizer are on the stack; asked only when one has begun and not ended."""
+def _none() -> None:
+    """Stand for a reference to nothing."""
+
+
+def _running(optimizer: Optimizer) -> int:
+    """Return how many steps of an optimizer are on the stack; asked only when one has begun and not ended."""
     home, steps = sys.modules[Optimizer.__module__].__file__, 0
     frame = sys._getframe(1).f_back  # noqa: SLF001 - no public form
     while frame is not None:
         steps += frame.f_code.co_filename == home and frame.f_locals.get("self") is optimizer
         frame = frame.f_back
-    return steps > 1
+    return steps
 
 
 class OptimizerSteps:
@@ -184,6 +189,7 @@ class OptimizerSteps:
         self._owned: dict[weakref.ref[Optimizer], Owned] = {}
         self.strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._stateless: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._outer: Callable[[], Optimizer | None] = _none
         self.skipped = 0
 
     def attach(self, passed: PassedSteps | None = None) -> contextlib.ExitStack:
@@ -257,8 +263,11 @@ class OptimizerSteps:
         if known.owned is None:
             self._foreign(optimizer)
             return
-        if known.step is not None and _is_nested(optimizer):
+        if known.step is not None and _running(optimizer) > 1:
             known.depth += 1
+            return
+        outer = self._outer()
+        if outer is not None and outer is not optimizer and self._takes_part(known.owned, outer):
             return
         # The hook's args begin with the optimizer itself.
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None) is not None
@@ -270,7 +279,13 @@ class OptimizerSteps:
         scaled = scaler is not None or isinstance(getattr(optimizer, "found_inf", None), Tensor)
         factor = scale if scaler is None else torch_private.loss_scale(scaler)
         known.step = step = OptimizerStep(optimizer, known.owned, closure, scale, scaled=scaled, loss_scale=factor)
+        self._outer = weakref.ref(optimizer)
         self._before(step)
+
+    def _takes_part(self, owned: Owned, outer: Optimizer) -> bool:
+        """Whether a step is made inside that of another optimizer of the same parameters, which wraps this one."""
+        whole = self._known[outer]
+        return whole.step is not None and owned.places <= whole.step.owned.places and _running(outer) > 0
 
     def _post(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         known = self._known.get(optimizer)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradflow_export.hooks.readings import Drained, Pending, RowSample
 from gradflow_export.hooks.site_buffer import Places, SiteValues
-from gradflow_export.metrics.arrays.local import PLAIN
+from gradflow_export.metrics.arrays.local import PLAIN, is_ragged
 from gradflow_export.metrics.arrays.norms import dense_entries, linf
 from gradflow_export.metrics.arrays.one_pass import usable_interface
 from gradflow_export.metrics.arrays.samples import rows_of, size_of_rows
@@ -55,8 +55,8 @@ class SentOutputs:
         return bool(self._sizes.present.any())
 
     def take(self, index: int, tensor: Tensor) -> None:
-        """Take an output; one without entries has no size."""
-        if not tensor.numel():
+        """Take an output; one without entries has no size, and a ragged one no shape."""
+        if not tensor.numel() or (tensor.is_nested and is_ragged(tensor)):
             return
         reader = self._reader
         if reader is None or type(tensor) not in PLAIN:

@@ -7,6 +7,7 @@ are needed, and asked for with a default.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 from collections import OrderedDict
@@ -119,8 +120,9 @@ Dropout: Any = _find("torch.nn.modules.dropout._DropoutNd", _DROPOUTS)
 Loss: Any = _find("torch.nn.modules.loss._Loss", _Nothing)
 AttentionOutput: Any = _find("torch.nn.modules.linear.NonDynamicallyQuantizableLinear", _Nothing)
 
-# A context without the dispatch modes of the moment; without it modes of the user's, as a FlopCounterMode, see ours.
+# Contexts without the modes of the moment; without them modes of the user's, as a FlopCounterMode, see what is ours.
 no_dispatch_modes: Any = _find("torch.utils._python_dispatch._disable_current_modes", _NoMode)
+no_function_modes: Any = _find("torch._C.DisableTorchFunction", _NoMode)
 
 # A mode that sees every operation; without it a repeated pass over a sharded model is not ended at its collectives.
 if not TYPE_CHECKING:
@@ -148,19 +150,31 @@ _HAS_HOOKS = hasattr(Tensor, "_backward_hooks")
 _ENGINE: Any = _find("torch.autograd.Variable._execution_engine", None)
 
 COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
-"""Namespaces of operators that need other ranks."""
+"""Operators that need other ranks."""
+
+# What compiled modules ask before they warn of hooks that every call runs; without it they warn of ours.
+MODULES, ASKS_FOR_HOOKS = sys.modules[nn.Module.__module__], "_has_any_global_hook"
+_GLOBAL_HOOKS = tuple(f"_global_{kind}_hooks" for kind in ("backward_pre", "backward", "forward_pre", "forward"))
 
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Attributes under which wrappers keep the module inside."""
 
 
 def default_store() -> Any:
-    """Return the store that the ranks of a job meet in.
-
-    Raises:
-        RuntimeError: This release does not tell; each rank then writes what it has read itself.
-    """
+    """Return the store that the ranks of a job meet in; raises RuntimeError where it is not known."""
     return _find("torch.distributed.distributed_c10d._get_default_store", _no_store)()
+
+
+@contextlib.contextmanager
+def no_modes() -> Iterator[None]:
+    """Compute as if there were no mode: nobody sees it, and new tensors hold numbers whatever the default device is."""
+    with no_dispatch_modes(), no_function_modes():
+        yield
+
+
+def global_hooks() -> list[Mapping[int, Any]]:
+    """Return the hooks that every call of a module runs, by number."""
+    return [hooks for name in _GLOBAL_HOOKS if (hooks := getattr(MODULES, name, None))]
 
 
 def tree_leaves(tree: Any) -> list[Any]:
@@ -264,8 +278,7 @@ def is_tracing() -> bool:
 
 def sparse_values(tensor: Tensor) -> Tensor:
     """Return the stored entries of a sparse tensor, coalesced or not; without the private name it must be."""
-    values: Tensor = getattr(tensor, "_values", tensor.values)()
-    return values
+    return getattr(tensor, "_values", tensor.values)()
 
 
 def sparse_indices(tensor: Tensor) -> Tensor:
@@ -280,14 +293,9 @@ def sequence_number(node: Any) -> int:
 
 
 def hook_gradient(tensor: Tensor, node: Any, hook: Any) -> None:
-    """Have a hook called with the gradient of an output, as ``Tensor.register_hook`` does.
+    """Have a hook called with the gradient of an output, whose ``grad_fn`` is a plain node.
 
-    Less the handle that would remove the hook again, which costs most of it.
-
-    Args:
-        tensor: Any tensor.
-        node: Its ``grad_fn``, where it is a plain one.
-        hook: Called with the gradient.
+    As ``Tensor.register_hook`` does, less the handle that would remove the hook again, which costs most of it.
     """
     register = getattr(node, "_register_hook_dict", None)
     if register is None or not _HAS_HOOKS:
@@ -335,11 +343,7 @@ def mark_static(tensor: Tensor) -> None:
 
 
 def library() -> str:
-    """Return the path of the library that torch's functions are in.
-
-    Raises:
-        AttributeError: There is none.
-    """
+    """Return the path of the library that torch's functions are in; an AttributeError where there is none."""
     return str(torch._C.__file__)
 
 
@@ -372,11 +376,7 @@ def keeps_cuda_graphs() -> bool:
 
 
 def forget_code(forwards: Iterable[Callable[..., Any]]) -> None:
-    """Forget the compiled code of some functions and of what calls modules; without the private names it is kept.
-
-    Args:
-        forwards: ``forward`` of each class.
-    """
+    """Forget the compiled code of some functions and of what calls modules; without the private names it is kept."""
     frames: Any = _find("torch._C._dynamo.eval_frame", None) if "torch._dynamo.eval_frame" in sys.modules else None
     if not hasattr(frames, "_debug_get_cache_entry_list") or not hasattr(frames, "reset_code"):
         return

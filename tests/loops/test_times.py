@@ -78,6 +78,54 @@ class Twice(torch.optim.SGD):
                 parameter.add_(1.0)
 
 
+class Around(torch.optim.Optimizer):
+    """An optimizer that looks ahead and has another one, which it shares its groups with, make the step itself."""
+
+    def __init__(self, parameters, **options):
+        super().__init__(parameters, options)
+        self.base = torch.optim.SGD(self.param_groups, **options)
+        self.param_groups = self.base.param_groups
+
+    def step(self, closure=None):
+        """Move the weights, evaluate the loss there, move them back, and step."""
+        held = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.add_(p.grad, alpha=0.05)
+        self.zero_grad()
+        closure()
+        with torch.no_grad():
+            for p, before in zip((p for group in self.param_groups for p in group["params"]), held, strict=True):
+                p.copy_(before)
+        self.base.step()
+
+
+@pytest.mark.parametrize("budget", [None, 0.05])
+def test_a_step_inside_that_of_an_optimizer_which_wraps_it_is_no_step_of_its_own(budget):
+    """One record for each turn of the loop, with its loss; another optimizer's parameters are another's."""
+    torch.manual_seed(0)
+    model, other, writer = nn.Linear(3, 2), nn.Linear(2, 1), MemoryWriter()
+    optimizer, apart = Around(model.parameters(), lr=0.1), torch.optim.SGD(other.parameters(), lr=0.1)
+    with Exporter(model, backends=[writer], strict=True, budget=budget).watch() as exporter:
+        for _ in range(30):
+            x = torch.randn(4, 3)
+
+            def closure(x=x):
+                loss = other(model(x)).square().mean()
+                loss.backward()
+                return loss
+
+            optimizer.zero_grad()
+            apart.zero_grad()
+            closure()
+            optimizer.step(closure)
+            apart.step()
+    assert exporter.summary()["steps"]["last"] == 30
+    assert [record.step for record in writer.records] == list(range(1, 31))
+    assert all(record.value("loss") is not None for record in writer.records)
+
+
 def test_a_step_that_calls_the_inherited_one_is_one_step():
     """The update is that of the outer step, and a step that raised is none."""
     torch.manual_seed(0)

@@ -23,9 +23,9 @@ from gradflow_export.debugging.nan.snapshot import Loops
 from gradflow_export.debugging.nan.trace import backward
 from gradflow_export.debugging.service.manager import PyTorchDebuggingManager
 from gradflow_export.debugging.service.session import StepFacts
-from gradflow_export.engine.isolation import where_numbers_are
 from gradflow_export.errors import ArgumentTypeError
 from gradflow_export.exporter import Exporter
+from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import unwrap
 from gradflow_export.hooks.shard_layout import is_spread
 from gradflow_export.metrics.arrays.norms import l2_norms
@@ -136,7 +136,7 @@ class NumericalStabilityManager:
             NumericalAnomalyError: The step holds NaN or Inf, and the policy or the debugging mode is ``"raise"``.
             ArgumentTypeError: An argument has the wrong type.
         """
-        with where_numbers_are():
+        with torch_private.no_function_modes():
             return self._step(model, loss, optimizer)
 
     def _step(self, model: nn.Module, loss: Tensor | float, optimizer: Optimizer) -> dict[str, Any]:

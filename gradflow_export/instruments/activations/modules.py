@@ -133,7 +133,7 @@ class ActivationInstrument(Instrument):
         return 1 if output.dim() >= 4 else (self._unit_dim_3d if output.dim() == 3 else -1)
 
     def _rectified(self, index: int, _module: nn.Module | None, _args: Any, output: Any) -> None:
-        if not isinstance(output, Tensor) or output.dim() < 2 or output.numel() == 0:
+        if not isinstance(output, Tensor) or output.dim() < 2 or output.numel() == 0 or output.is_nested:
             return
         self._functional.known(output)
         unit_dim = self._unit_dim(output)

@@ -13,6 +13,11 @@ PLAIN = frozenset({Tensor, nn.Parameter})
 """Types whose entries lie where they say; a subclass may hold them elsewhere."""
 
 
+def is_ragged(tensor: Tensor) -> bool:
+    """Whether this is a nested tensor of the older kind, which has no shape and hardly any operation."""
+    return tensor.is_nested and tensor.layout is torch.strided
+
+
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that lies in this process, without a word to any other.
 
