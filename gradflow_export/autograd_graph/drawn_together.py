@@ -95,7 +95,7 @@ def own_positives(root: Any) -> Node:
 
 
 def with_itself(node: Any) -> tuple[str, float, Node] | None:
-    """Return a distance of two outputs that are equal to the bit, but for the ``eps`` that norms add.
+    """Return a distance or ratio of two outputs that are equal to the bit, but for the ``eps`` that norms add.
 
     Args:
         node: Of the graph of a loss; what it takes the size of.
@@ -105,7 +105,10 @@ def with_itself(node: Any) -> tuple[str, float, Node] | None:
     """
     apart, gap = below(node), saved(node, "self")
     apart = below(apart) if kind_of(apart) == Op.ADD and below(apart, 1) is None else apart
-    if kind_of(apart) != Op.SUB or len(sources(apart)) < 2 or gap is None or gap.device.type != "cpu":
+    given = sources(apart)
+    if kind_of(apart) == Op.SUB and len(given) == 2 and given[0] is given[1]:
+        return WITH_ITSELF, 1.0, below(apart)
+    if kind_of(apart) != Op.SUB or len(given) < 2 or gap is None or gap.device.type != "cpu":
         return None
     alike = gap.numel() > 1 and bool((gap == gap.flatten()[0]).all()) and abs(float(gap.flatten()[0])) <= _EPS
     return (WITH_ITSELF, 1.0, below(apart)) if alike else None

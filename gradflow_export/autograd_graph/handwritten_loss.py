@@ -121,14 +121,16 @@ def _weighs(node: Node, kind: str) -> bool:
 
 
 def _pairs(node: Node, kind: str, *, whole: bool) -> Form | None:
-    """Return a difference or product in which every number of a batch met every other's target.
+    """Return a difference, sum or product in which every number of a batch met every other's target.
 
     Where a table of products, or of more than numbers, is not averaged as a ``whole``, pairs may be meant.
     """
-    graph, made = _alone(node) if kind in {Op.MUL, Op.RSUB, Op.SUB} else None, shape_of(node)
+    graph, made = _alone(node) if kind in {Op.ADD, Op.MUL, Op.RSUB, Op.SUB} else None, shape_of(node)
+    if kind == Op.ADD and sorted(map(shape_of, sources(node))) == [made[:1], (*made[:1], 1)]:
+        graph = max(sources(node), key=shape_of)
     if graph is None or len(made) < 2 or made[0] != made[1] or made[0] < 3:
         return None
-    if not whole and (kind == Op.MUL or len(made) > 2):
+    if not whole and (kind in {Op.ADD, Op.MUL} or len(made) > 2):
         return None
     graph = below(graph) if kind_of(graph) == Op.EXPAND else graph
     given, column = shape_of(graph), (made[0], 1, *made[2:])
@@ -350,6 +352,7 @@ _LOOKS: Mapping[str, tuple[Callable[[Node], Form | None], ...]] = MappingProxyTy
         Op.ABS: (with_itself,),
         Op.BINARY_CROSS_ENTROPY: (_clamped,),
         Op.CTC_LOSS: (_unaligned,),
+        Op.EXP: (with_itself,),
         Op.LINALG_VECTOR_NORM: (with_itself,),
         Op.LOG: (written, summed_up),
         Op.LOGSUMEXP: (_cosines, summed_up),

@@ -30,6 +30,8 @@ MOST_NODES = 4_000
 """A longer graph is followed no further."""
 _SCALED = 32
 """Nodes that may stand between an input and the layer that it enters."""
+_SUMMED = 8
+"""Parts that a sum of outputs may have."""
 _FAR = 1e4
 """Limits of an activation that lie as far out are not meant to be reached."""
 NORMALISATIONS = frozenset(
@@ -138,7 +140,8 @@ class Layers:
         run: The longest row of layers with nothing but affine steps between them, from the input on.
         bends: Whether there is any step that is not affine, or one that is not known.
         whole: Whether all was seen.
-        own: Whether the first thing before the predictions, apart from an activation, is a layer of this model.
+        own: Whether the first thing before the predictions, apart from an activation, is a layer of this model, or a
+            sum of such alone.
         foreign: Whether a leaf was met that is no parameter of this model.
         beside: Whether it was a parameter, which another optimizer may train.
         written: Whether a function was met for which a user wrote how gradients pass.
@@ -181,8 +184,7 @@ def layers_behind(node: Node, names: Mapping[int, str], turned: Collection[int],
     start = through_shapes(node)
     if kind_of(start) in FIXED:
         start = through_shapes(below(start))
-    head = _behind_head(start)
-    out.own = kind_of(head) in LAYERS and _layer(head, names, turned) is not None
+    out.own = _is_own(start, names, turned)
     waiting: deque[tuple[Node, str, tuple[Straight, ...]]] = deque([(start, "", ())])
     seen = {start}
     while waiting:
@@ -206,6 +208,21 @@ def layers_behind(node: Node, names: Mapping[int, str], turned: Collection[int],
         out.made = [(made, name) for made, name in out.made if made not in back]
         out.first = [layer for layer in out.first if layer.weight not in weights]
     return out
+
+
+def _is_own(node: Node, names: Mapping[int, str], turned: Collection[int]) -> bool:
+    """Whether this is what a layer of the model gave out, or the sum of such outputs, as of a wide and a deep part."""
+    waiting = [node]
+    while waiting and len(waiting) <= _SUMMED:
+        head = _behind_head(waiting.pop())
+        kind = kind_of(head)
+        if kind in {Op.ADD, Op.SUB}:
+            waiting += [through_shapes(part) for part in inputs(head) if part is not None]
+            continue
+        looked_up = _owner(below(head), names) if kind in LOOKUPS else None
+        if (_layer(head, names, turned) if kind in LAYERS else looked_up) is None:
+            return False
+    return not waiting
 
 
 def calls_of(layers: Layers, name: str) -> list[Tensor]:
@@ -262,7 +279,13 @@ def _enter(
         _add_steps(node, names, out)
         out.bends = True
         row = ()
-    return inputs(node), row
+    return inputs(node), () if _joins(node) else row
+
+
+def _joins(node: Node) -> bool:
+    """Whether a node puts two branches together: what comes before in one of them is no part of a row with the rest."""
+    given = (part for part in inputs(node) if part is not None)
+    return sum(kind_of(through(part, _WEIGHT_VIEWS)) != Op.LEAF for part in given) > 1
 
 
 def _add_steps(node: Node, names: Mapping[int, str], out: Layers) -> None:

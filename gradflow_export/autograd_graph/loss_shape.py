@@ -46,9 +46,12 @@ _AROUND_LOGARITHMS = frozenset((Op.ADD, Op.CLAMP, Op.LOG, Op.NEG, Op.RSUB, Op.SU
 
 
 def shape_of(node: Node) -> tuple[int, ...]:
-    """Return the shape of what a node made; empty for a scalar and where it is not known."""
+    """Return the shape of what a node made; empty for a scalar and where it is not known, or there is none."""
     known = getattr(node, "_input_metadata", ())
-    return tuple(known[0].shape) if known else ()
+    try:
+        return tuple(known[0].shape) if known else ()
+    except RuntimeError:  # of a nested tensor
+        return ()
 
 
 def factor_of(node: Node) -> float:

@@ -144,8 +144,8 @@ class Aims:
         parts[0, read.rows], parts[1, read.rows] = read.predictions[:, some], read.targets[:, some]
         mistakes = found.mistakes if turned is None else {**found.mistakes, MAXIMISED: 1.0}
         known = replace(
-            found, kind=read.kind, outputs=len(some), choices=found.outputs, graded=False, mistakes=mistakes,
-            weights=read.weights,
+            found, kind=read.kind, outputs=len(some), choices=found.outputs, width=found.outputs, graded=False,
+            mistakes=mistakes, weights=read.weights,
         )  # fmt: skip
         return known, np.concatenate([x, parts[0], parts[1]], axis=1)
 
@@ -171,7 +171,7 @@ class Aims:
         mistakes = {**found.mistakes, **({MAXIMISED: 1.0} if apart and way < 0 else {})}
         kind: Kind = "absolute" if apart else "squared"
         known = replace(
-            found, kind=kind, outputs=y.shape[1], graded=False, mistakes=mistakes,
+            found, kind=kind, outputs=y.shape[1], width=found.outputs, graded=False, mistakes=mistakes,
             answers=found.answers and y.shape[1] == 1,
         )  # fmt: skip
         return known, np.concatenate([x, *_in_unit(said, y, 0.0 if apart else way)], axis=1)

@@ -101,6 +101,7 @@ class SortedTargets(Check):
         size: Minimum number of samples in a batch.
         levels: Minimum number of different values among ten batches with one value each.
         learned: Minimum fraction of the loss of the best constant prediction for these.
+        settle: Number of steps in which a code book may have one code in use.
         readings: Minimum number of readings.
     """
 
@@ -110,6 +111,7 @@ class SortedTargets(Check):
     kinds: int = 3
     levels: int = 7
     learned: float = 0.4
+    settle: int = 40
     readings: int = 10
     patience: int = 2
 
@@ -132,7 +134,7 @@ class SortedTargets(Check):
                 )
             )
             if levels >= self.levels and uniform == 1.0:
-                if no_better(history, site, self.learned, 5) is None:
+                if history.seen < self.settle or no_better(history, site, self.learned, 5) is None:
                     continue
                 return (
                     Finding(

@@ -80,7 +80,7 @@ class Remembered:
         self._forms = set[bool]()
         self._signs: list[Floats] = []
         self._chosen: list[float] = []
-        self._levels: deque[float] = deque(maxlen=10)
+        self._levels: deque[Floats] = deque(maxlen=10)
         self._often, self._weights = np.zeros(0), np.zeros(0)
         self._lately: deque[Floats] = deque(maxlen=TESTED_EVERY)
         self._parts: dict[str, Floats] = {}
@@ -200,6 +200,7 @@ class Remembered:
         if shape != self._shape:
             self._rows.clear()
             self._lately.clear()
+            self._levels.clear()
             self._shape = shape
         # What enters may change from pass to pass, as in a game, and its rows are forgotten: not what was wanted.
         first = targets[0] if self._first is None or self._first.shape != targets[0].shape else self._first
@@ -210,7 +211,7 @@ class Remembered:
         self._readings += 1
         if len(targets) > 1 and np.ptp(targets, axis=0).max() <= ROUNDING * np.abs(targets).max():
             self._uniform += 1
-            self._levels.append(float(targets[0, 0]))
+            self._levels.append(targets[0])
         while sum(len(y) for _, y in self._rows) - len(self._rows[0][1]) >= POOL:
             self._rows.popleft()
 
@@ -231,8 +232,9 @@ class Remembered:
             "target.uniform_share": self._uniform / self._readings,
         }
         if found.own and (self._varies or not found.part):  # a condition may ask one part for one number
-            levels = np.sort(self._levels)
-            out["target.levels"] = float((np.diff(levels) > 10 * ROUNDING * np.abs(levels).max(initial=0.0)).sum())
+            levels = np.sort([*self._levels] or [targets[0]], axis=0)
+            apart = np.diff(levels, axis=0) > 10 * ROUNDING * np.abs(levels).max(axis=0)
+            out["target.levels"] = float(apart.sum(axis=0).max())
             out["target.distinct"] = float(max(len(first_of_each(y)), 2)) if self._varies else 1.0
         if constant > 0:
             out["loss.over_constant"] = mean / constant
@@ -292,7 +294,7 @@ class Remembered:
         if tested:
             out["target.tested"] = float(len(x))
         # What gives out its inputs, through a code or noise, is no worse for a fit that has neither.
-        copied = found.kind not in PICKED and x.shape == y.shape and x.shape[1] > 1
+        copied = found.kind not in PICKED and -(-found.width // found.every) == found.inputs > 1
         # So is what counts samples by weights: the fit counts all alike.
         apart = found.tokens or copied or not found.even or self._readings <= 9
         fit = None if apart else left_out(x, with_squares(y))

@@ -252,10 +252,10 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
             "optimizer; or add a term that keeps samples apart: targets, negatives or a variance term.",
         ),
         known.WITH_ITSELF: _Told(
-            message="The loss is the distance between two outputs that are identical in every batch: this term is "
-            "always 0 and trains nothing.",
-            advice="check how pairs are sampled: a positive is another sample of the class, or another view of it; "
-            "print((anchor == positive).all()).",
+            message="The loss compares two outputs that are identical in every batch: this term is constant and "
+            "trains nothing.",
+            advice="a positive is another sample, or view, than its anchor: print((anchor == positive).all()); in a "
+            "ratio of a policy, exp(new - old), the old one was computed before, without a gradient.",
         ),
         known.OWN_POSITIVES: _Told(
             message="Each sample of a contrastive loss is its own positive: both sides of a pair are identical, so "

@@ -189,8 +189,9 @@ def _follows(factor: Floats, likely: Floats, target: npt.NDArray[np.intp], towar
     """Whether factors are all the same, or the same in each class, or go with the probability in one or two sweeps.
 
     The surer an answer is of its target, the less is it pulled there. One of two classes that is pulled no less is what
-    remains where the loss drives the answer from the other one, as with a sign that is missing. Without ``towards``,
-    the pull of each answer, only equal factors count.
+    remains where the loss drives the answer from the other one, as with a sign that is missing. A loss that gives up
+    what is unlikely, as where labels are noisy, is no cross-entropy at all: its factors rise with the probability.
+    Without ``towards``, the pull of each answer, only equal factors count.
     """
     classes = [factor[target == each] for each in distinct(target.astype(np.float64))]
     if _equal(factor) or (2 * len(classes) <= len(target) and all(map(_equal, classes))):
@@ -200,6 +201,9 @@ def _follows(factor: Floats, likely: Floats, target: npt.NDArray[np.intp], towar
     order = np.argsort(likely)
     ordered, upper = factor[order], towards[order][np.sort(likely) > np.log(0.5)]
     if len(factor) < MANY or (len(upper) > 1 and upper[-1] >= (1.0 - CLOSE) * upper[0]):
+        return False
+    quarter = len(factor) // 4
+    if median(ordered[-quarter:]) > (1.0 + CLOSE) * median(ordered[:quarter]):
         return False
     return bool(np.abs(np.diff(ordered)).sum() <= SWEEPS * np.ptp(ordered))
 

@@ -21,6 +21,8 @@ _FLAT = (IssueType.VANISHING, IssueType.DEAD, IssueType.SATURATION, IssueType.WR
 """What leaves a loss flat at any learning rate."""
 RISING = 2.5
 """Least z-score of a loss that rises over the whole run: longer steps would make that worse."""
+_WARM = 5.0
+"""How many times as long the steps become of an optimizer that warms up by itself (RAdam from step 80 on)."""
 _A_LIMIT = 0.05
 """Least norm that somebody would clip gradients to."""
 
@@ -34,7 +36,7 @@ class LearningRate(Rule):
     update as large as the weights themselves is reported at once.
 
     Too small: all steps together would move the weights by less than ``travel`` of their norm, although they lead the
-    same way, and neither the learning rate is rising (warm-up) nor, at a constant rate, the steps are (RAdam).
+    same way, and the learning rate is not rising (warm-up); steps that lengthen by themselves (RAdam) count fivefold.
     Gradients of a long window agree (``agree``), by ``ahead`` times the movement of the weights or more: nothing that
     the weights did has changed what is asked of them; and the loss was always above ``halfway`` of its first value, or
     at updates below ``timid`` no better than a constant's. Or even along the gradient, a tenth less loss would take
@@ -168,12 +170,12 @@ class LearningRate(Rule):
     def _short(self, record: StepRecord, history: History, first: float, now: float) -> Iterable[Finding]:
         """Yield steps that lead nowhere because they are far too short, be it by what clipping leaves."""
         rate, ratio, since = history.run("learning_rate"), _length(record, history), 1
-        rises = warms_up(history) or _lengthen(history)
-        if rate.last < self.decayed * rate.high or rises or not 0 < ratio * history.seen < self.travel:
+        later = ratio * (_WARM if _lengthen(history) else 1.0)
+        if rate.last < self.decayed * rate.high or warms_up(history) or not 0 < later * history.seen < self.travel:
             return
-        agree = self._agreement(record, history, ratio, first, now)
+        agree = self._agreement(record, history, later, first, now)
         why = f"and gradients of different steps agree (mean cosine {number(agree)})" if agree else ""
-        why = why or (self._too_many(history, first, now) if ratio < self.timid else "")
+        why = why or (self._too_many(history, first, now) if later < self.timid else "")
         clipped = _nothing_left(history, self.decayed, self.nothing)
         if record.step < clipped + AGAIN:  # in each of these steps
             why, agree, since = "because clipping reduces the gradients to next to nothing", 1.0, clipped

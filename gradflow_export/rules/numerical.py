@@ -190,9 +190,10 @@ _ADVICE: Mapping[str, str] = MappingProxyType(
         "learning rate, and clip: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True).",
         "forward": "look at what this module computes: in float16 anything above 65504 overflows (torch.bfloat16 or "
         "float32 there), log, sqrt and divisions need clamp_min(1e-8); if sizes were growing, lower the learning rate.",
-        "loss": "where the loss has a log, sqrt or division, use one that works on logits (F.cross_entropy, "
-        "F.binary_cross_entropy_with_logits) instead of log(softmax(x)), and clamp what goes into log, sqrt and "
-        "divisions: x.clamp_min(1e-8).",
+        "loss": "check that the loss is a mean over something: a batch without rows, an empty mask, or targets that "
+        "are all ignore_index make it 0 / 0; skip such batches. Where it has a log, sqrt or division, use a loss of "
+        "logits (F.cross_entropy, F.binary_cross_entropy_with_logits) instead of log(softmax(x)), and clamp what goes "
+        "into log, sqrt and divisions: x.clamp_min(1e-8).",
         "backward": "run this step under torch.autograd.detect_anomaly() to see the operation: often sqrt, norm or pow "
         "at 0 (add 1e-8), or torch.where over a branch that is NaN.",
     }

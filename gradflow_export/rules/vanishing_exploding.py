@@ -17,7 +17,7 @@ from gradflow_export.rules.base import Finding, Rule, number, some
 from gradflow_export.rules.evidence import none_better, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import SURE
-from gradflow_export.rules.signals import Chain, chains, connected, converged, outlying, owner
+from gradflow_export.rules.signals import Chain, chains, connected, converged, outlying, owner, solved
 
 WORST = 0.75
 """Share of the whole change, in nats, from which a layer is named."""
@@ -210,6 +210,7 @@ class ExplodingDepth(Rule):
         asked: Ratio of output to target magnitude up to which a growing output counts as fitting the targets; gradients
             may then grow by the same factor more.
         urgent: Factor over the whole chain at which the issue opens immediately; such a model rarely lasts three steps.
+        learned: Fraction of the first loss below which outputs may grow.
     """
 
     depth_gain: float = 1e2
@@ -217,9 +218,10 @@ class ExplodingDepth(Rule):
     amplifying: float = 0.3
     asked: float = 3.0
     urgent: float = 1e3
+    learned: float = 0.5
 
     needs: ClassVar[tuple[str, ...]] = ("block.gradient_norm",)
-    remembers: ClassVar[tuple[str, ...]] = ("target.rms", "block.gradient_norm", "learning_rate")
+    remembers: ClassVar[tuple[str, ...]] = ("target.rms", "block.gradient_norm", "learning_rate", "loss")
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the chain of this record."""
@@ -231,7 +233,8 @@ class ExplodingDepth(Rule):
             limit = math.log(self.depth_gain)
             if spreads is not None and large > 0 and float(spreads.logs[-1]) <= math.log(large):
                 limit, spreads = limit + max(spreads.rise, 0.0), None
-            finding = self._judge(record, links, spreads, limit)
+            # Scores that grow while the loss falls are sure of what was learned.
+            finding = self._judge(record, links, None if solved(history, self.learned) else spreads, limit)
             if finding is not None:
                 found.append(_as_trained(finding, links, limit, history))
         return tuple(found)

@@ -33,7 +33,8 @@ class WeightDecay(Rule):
     nevertheless agree (``lasting``), decay alone holds the weights back, and how much is learned does not count.
 
     If the loss of the best constant prediction is not known, the loss must be at its initial level or rise beyond its
-    own noise. If the weights are nearly 0, it may fall a little, or as far as a penalty on them is part of it.
+    own noise. If the weights are nearly 0, it may fall a little. A penalty on the weights may be part of the loss, and
+    fall with them: what is known of the rest then counts.
 
     Attributes:
         shrunk: Fraction of its initial norm to which a weight has shrunk.
@@ -109,11 +110,14 @@ class WeightDecay(Rule):
         losses = loss.whole()[1]
         rises = fall(-losses[len(losses) // 3 :]) >= self.sure
         nothing = not math.isnan(level) or rises or stuck(history, span=100)
-        if typical <= self.gone:  # a penalty that falls with the weights may be part of the loss, or most of it
-            known = len(history.at_sites("loss.over_constant").steps) or history.run("loss.over_constant").count
+        shares = history.at_sites("loss.over_constant")
+        known = bool(len(shares.steps)) or history.run("loss.over_constant").count > 0
+        # A penalty that falls with the weights may be part of the loss, or most of it.
+        if typical <= self.gone or (known and math.isnan(level)):
             late = losses[len(losses) // 3 :]
             rests = loss.low > 0 and median(late[-10:]) > self.rests * median(late[:10])
-            nothing = none_better(history, self.level, 3) is not None if known else rises or rests
+            falls = typical > self.gone and fall(np.where(shares.present, shares.values, np.inf).min(axis=1)) >= 2.5
+            nothing = none_better(history, self.level, 3) is not None and not falls if known else rises or rests
             level = math.nan
         elif still_falls(history) and not held:
             return ()

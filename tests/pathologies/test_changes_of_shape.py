@@ -218,6 +218,18 @@ def test_a_difference_of_each_with_all_is_seen_however_it_is_measured(measure, t
             assert _said(loss) == [BROADCAST] * (not right)
 
 
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("measure", MEASURES)
+def test_a_sum_of_each_with_all_is_seen_as_well(measure, graph):
+    """A residual of answers ``[N, 1]`` and a source ``[N]``, which may have a graph of its own; a bias is in order."""
+    answers, source = nn.Linear(3, 1)(torch.randn(24, 3)), torch.randn(24, requires_grad=graph)
+    source = source.sin()
+    assert _said(MEASURES[measure](answers + source)) == [BROADCAST]
+    assert _said(MEASURES[measure](answers + source[:, None])) == []
+    assert _said(MEASURES[measure](answers[:, 0][:, None] + source)) == []
+    assert _said(MEASURES[measure](torch.randn(24, 24) + nn.Parameter(torch.zeros(24)))) == []
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shapes", PLANES)
 @pytest.mark.parametrize("measure", MEASURES)

@@ -37,6 +37,17 @@ class Steps(nn.Module):
         return self.last(self.read(x[:, None].expand(-1, 3, -1))[0])[:, -1]
 
 
+class Sum(nn.Module):
+    """Of a part for the rule and one for the exception: a layer, or a number of each of some things."""
+
+    def __init__(self, second):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), second
+
+    def forward(self, h):
+        return self.first(h) + self.second(h if isinstance(self.second, nn.Linear) else h.argmax(1))
+
+
 HEADS = {
     how: lambda how=how: Own(how) for how in ("scaled", "shifted", "a product", "a temperature", "a range", "limited")
 }
@@ -44,8 +55,11 @@ HEADS |= {
     "a norm": lambda: nn.LayerNorm(4),
     "a batch norm": lambda: nn.BatchNorm1d(4),
     "dropout": lambda: nn.Dropout(0.1),
+    "a sum of layers": lambda: Sum(nn.Linear(4, 4)),
+    "a sum with a table": lambda: Sum(nn.Embedding(4, 4)),
 }
 NAMES = [*HEADS, "steps"]
+DATA = {IssueType.BAD_TARGETS, IssueType.LEAKAGE}
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +67,7 @@ def _seed():
     torch.manual_seed(0)
 
 
-def types(name, loss, target, steps=30):
+def types(name, loss, target, steps=30, kinds=DATA):
     """Train with targets that follow from the inputs in some way; return what is wrong with the data."""
     body = nn.Sequential(nn.Linear(20, 24), nn.ReLU(), nn.Linear(24, 4))
     model = Steps() if name == "steps" else nn.Sequential(body, HEADS[name]())
@@ -64,7 +78,7 @@ def types(name, loss, target, steps=30):
             optimizer.zero_grad()
             loss(model(x), target(x)).backward()
             optimizer.step()
-    return {issue.issue_type for issue in exporter.issues} & {IssueType.BAD_TARGETS, IssueType.LEAKAGE}
+    return {issue.issue_type for issue in exporter.issues} & kinds
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -83,3 +97,17 @@ def test_a_target_among_the_inputs_is_told(name):
 
     assert types(name, F.mse_loss, leaked) == {IssueType.LEAKAGE}
     assert types(name, F.mse_loss, lambda x: leaked(x)[:, [1, 1, 2, 3]]) == set()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_targets_averaged_over_the_batch_are_told(name):
+    """They are one row that differs from batch to batch, be it in one column; a target of each sample is in order."""
+
+    def mean(x):
+        return torch.cat([torch.ones(32, 3), x[:, :1].mean().expand(32, 1).tanh()], dim=1)
+
+    def own(x):
+        return torch.cat([torch.ones(32, 3), x[:, :1].tanh()], dim=1)
+
+    for targets, told in ((mean, {IssueType.WRONG_LOSS}), (own, set())):
+        assert types(name, F.mse_loss, targets, steps=60, kinds={IssueType.WRONG_LOSS}) == told

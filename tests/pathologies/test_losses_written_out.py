@@ -148,6 +148,20 @@ def test_a_positive_that_is_the_anchor(apart):
         assert ("output compared with itself" in found) is (share == 1.0)
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_ratio_of_probabilities_with_themselves(kept):
+    """The old ones of a policy are computed before, or kept without a graph; else the ratio is 1 and trains nothing."""
+    torch.manual_seed(0)
+
+    def loss(out, y):
+        new = out.log_softmax(1).gather(1, y[:, None])[:, 0]
+        ratio, worth = torch.exp(new - (new.detach() if kept else new)), torch.randn(len(y))
+        return -torch.minimum(ratio * worth, ratio.clamp(0.8, 1.2) * worth).mean() + 1e-3 * out.square().mean()
+
+    found = [issue.cause for issue in run(net(), loss, classes, steps=40)[0].issues]
+    assert ("output compared with itself" in found) is not kept
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_a_teacher_that_learns_from_its_student(given):
     """Two networks that are only drawn together are told; one that is taken as given is in order."""

@@ -32,7 +32,7 @@ def forecast(blocks):
 
     def loss():
         x = torch.randn(32, 12).cumsum(1)
-        return (model(x) - x[:, -1:] * torch.tensor([1.0, 0.5, 0.2])).square().mean()
+        return (model(x) - x[:, -1:] * torch.tensor([1.0, 0.5, 0.2]) + 0.1 * torch.randn(32, 1)).square().mean()
 
     return model, loss, None
 
@@ -121,6 +121,64 @@ def solved():
     return model, lambda: F.cross_entropy(model(x), y), None, optimizer
 
 
+class Memory(nn.Module):
+    """Two looks at a memory, of which the first says what the second looks for: one layer turns the query both times."""
+
+    def __init__(self):
+        super().__init__()
+        self.keys, self.values = nn.Linear(6, 16), nn.Linear(6, 16)
+        self.turn, self.out = nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        query, keys, values = self.keys(x[:, 0]), self.keys(x), self.values(x)
+        for _ in range(2):
+            found = (keys @ query[:, :, None]).softmax(1)
+            query = self.turn(query) + (values * found).sum(1)
+        return self.out(query)
+
+
+def memory():
+    model = Memory()
+
+    def loss():
+        x = torch.randn(64, 5, 6)
+        return F.cross_entropy(model(x), x[:, 0, :3].argmax(1))
+
+    return model, loss, None
+
+
+def robust():
+    """Of labels two fifths are wrong, and the loss gives up what is unlikely: as a cross-entropy it looks worse."""
+    sizes = ((12, 96), (96, 96), (96, 32))
+    layers = [(nn.Linear(*each), nn.BatchNorm1d(each[1]), nn.ReLU(), nn.Dropout(0.4)) for each in sizes]
+    model, rule = nn.Sequential(*(part for layer in layers for part in layer)), torch.randn(12, 10)
+    model.append(nn.Linear(32, 10))
+
+    def loss():
+        x = torch.randn(64, 12)
+        y = torch.where(torch.rand(64) < 0.4, torch.randint(10, (64,)), (x @ rule).argmax(1))
+        said = model(x).softmax(1).gather(1, y[:, None])[:, 0]
+        return ((1.0 - said.clamp(min=1e-7) ** 0.7) / 0.7).mean()
+
+    return model, loss, None
+
+
+def topics():
+    """Counts of words, told again through a code of few numbers: no column can be told by itself."""
+    made = torch.distributions.Dirichlet(torch.full((90,), 0.05)).sample((6,))
+    model = nn.Sequential(
+        nn.Linear(90, 32), nn.Softplus(), nn.Linear(32, 6), nn.Softmax(1), nn.Linear(6, 90, bias=False)
+    )
+    model.append(nn.BatchNorm1d(90))
+
+    def loss():
+        shares = torch.distributions.Dirichlet(torch.full((6,), 0.2)).sample((64,)) @ made
+        counts = torch.distributions.Multinomial(40, probs=shares).sample()
+        return -(counts * model(counts).log_softmax(1)).sum(1).mean()
+
+    return model, loss, None
+
+
 def policy():
     """Actions are drawn every few steps with dropout, as the policy is trained."""
     model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 4))
@@ -147,6 +205,9 @@ MADE = {
     "components": (components, torch.optim.SGD, 2e-3, 120),
     "measured": (measured, torch.optim.Adam, 3e-3, 160),
     "solved": (solved, torch.optim.Adam, 5e-3, 250),
+    "memory": (memory, torch.optim.Adam, 3e-3, 120),
+    "robust": (robust, torch.optim.Adam, 1e-3, 260),
+    "topics": (topics, torch.optim.Adam, 1e-2, 260),
     "policy": (policy, torch.optim.Adam, 3e-3, 160),
 }
 

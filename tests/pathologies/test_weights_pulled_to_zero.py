@@ -38,6 +38,23 @@ def test_weights_that_decay_faster_than_they_learn_are_told():
     assert "weights decay" in {issue.cause for issue in issues}
 
 
+@pytest.mark.parametrize(
+    ("factor", "power", "told"), [(0.05, 1, True), (0.5, 2, True), (1e-4, 1, False), (1e-4, 2, False)]
+)
+def test_a_penalty_in_the_loss_that_pulls_faster_than_the_rest_learns(factor, power, told):
+    """The whole loss falls with the weights, and the part that is known stays; a light one lets the model learn."""
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, synchronous=True).watch() as exporter:
+        for _ in range(160):
+            x = torch.randn(32, 6)
+            optimizer.zero_grad()
+            penalty = sum(p.abs().pow(power).sum() for p in model.parameters())
+            (F.mse_loss(model(x), x[:, :3] + x[:, 3:]) + factor * penalty).backward()
+            optimizer.step()
+    assert ("weights decay" in {issue.cause for issue in exporter.issues}) is told
+
+
 def test_weights_that_begin_to_decay_late_are_told_as_well():
     """What was learned goes with them."""
     model = net()

@@ -102,6 +102,8 @@ OTHERS: dict[str, Loss] = {
     "returns": lambda z, y: -(z.log_softmax(1).gather(1, y[:, None])[:, 0] * torch.rand(len(y)) * 9).mean(),
     "advantages": lambda z, y: -(z.log_softmax(1).gather(1, y[:, None])[:, 0] * torch.randn(len(y))).mean(),
     "chosen action": lambda z, y: (z.gather(1, y[:, None])[:, 0] - 1).square().mean(),
+    "robust": lambda z, y: (1.0 - z.softmax(1).gather(1, y[:, None])[:, 0] ** 0.7).mean() / 0.7,
+    "mean absolute": lambda z, y: (1.0 - z.softmax(1).gather(1, y[:, None])[:, 0]).mean(),
     "ranks": lambda z, _y: functional.softplus(z[:, :1] - z[:, 1:]).mean() + z.square().mean(),
 }
 
@@ -109,7 +111,10 @@ OTHERS: dict[str, Loss] = {
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("spread", [0.1, 2.0])
 def test_other_losses_are_not_taken_for_a_cross_entropy(name: str, spread: float) -> None:
-    """Distances, what a policy's returns multiply, values of chosen actions and comparisons tell no class."""
+    """Distances, what a policy's returns multiply, values of chosen actions and comparisons tell no class.
+
+    Nor does what gives up unlikely labels: the cross-entropy may rise while it falls.
+    """
     torch.manual_seed(0)
     read = _read(spread * torch.randn(64, 3), OTHERS[name], torch.randint(3, (64,)))
     assert read is None

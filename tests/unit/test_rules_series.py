@@ -153,10 +153,14 @@ def test_exploding_chain_opens_by_patience_or_at_once_when_extreme(total, steps,
     assert len(judge.issues) == count
 
 
-def test_exploding_forward_signal_is_found():
-    """Outputs that grow a thousandfold while blocks amplify are an explosion."""
-    spread = named([3.0**i for i in range(8)])
-    assert judged(ExplodingDepth(), repeat(3, block__gradient_norm=chain(1.5, 8), block__output_spread=spread)).issues
+@pytest.mark.parametrize(("now", "count"), [(1.0, 1), (0.9, 1), (0.01, 0)])
+def test_exploding_forward_signal_is_found(now, count):
+    """Outputs that grow two hundredfold while blocks amplify are an explosion; of what was learned, they are scores."""
+    spread = named([2.15**i for i in range(8)])
+    begun = repeat(6, loss=1.0, block__gradient_norm=chain(1.0, 8))
+    later = repeat(6, loss=now, block__gradient_norm=chain(1.5, 8), block__output_spread=spread)
+    later = [replace(record, step=record.step + 6) for record in later]
+    assert len(judged(ExplodingDepth(), begun + later).issues) == count
 
 
 @pytest.mark.parametrize(("size", "total", "count"), [(1.0, 150.0, 1), (400.0, 150.0, 0), (400.0, 1e5, 1)])

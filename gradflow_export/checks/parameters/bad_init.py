@@ -93,7 +93,7 @@ class BadInit(Check):
     after: int = 20
     gain: float = 4.0
     tiny: float = 0.35
-    depth: float = -8.0
+    depth: float = -7.0
     inputs: float = 10.0
     one_sided: float = 0.75
     great: float = 2.0
