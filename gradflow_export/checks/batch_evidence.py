@@ -32,7 +32,9 @@ from gradflow_export.checks.target_reader import (
     among_samples,
     by_hand,
     choices,
+    in_order,
     is_answer,
+    others,
     rows_of,
     same_words,
     signs,
@@ -135,7 +137,7 @@ class InputInstrument(Reader):
             terms, whole = terms_of(root)
             forms, self._itself = _forms(root, self._itself)
             terms = [term for term in (*terms, *forms) if 0 not in shape_of(term.behind)]  # of no samples
-            alone = [is_alone(root.grad_fn, term.node) for term in terms]
+            alone, entered = [is_alone(root.grad_fn, term.node) for term in terms], dict[str, tuple[Tensor, bool]]()
             every = Layers() if all(alone) else layers_behind(root.grad_fn, names, turned, root.grad_fn)
             said = self._answers.said(root.grad_fn) if any(term.predictions is None for term in terms) else NOTHING
             for term, single in zip(terms, alone, strict=True):
@@ -145,14 +147,19 @@ class InputInstrument(Reader):
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 layers.first = entering(layers.first, states)
                 self._take(term, layers, pairs, every, said, whole=whole, single=single)
+                entered.update(others(layers.first))
             known = any(term.targets is not None for term in terms)
-            given = [] if known else [(each, each.node_behind(root.grad_fn)) for each in self._answers.given]
-            for answer, node in (pair for pair in given if pair[1] is not None):
+            answers = [] if known else [(each, each.node_behind(root.grad_fn)) for each in self._answers.given]
+            for answer, node in (pair for pair in answers if pair[1] is not None):
                 layers = layers_behind(node, names, turned, root.grad_fn)
                 layers.first = entering(layers.first, states)
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 met = met_numbers(root.grad_fn, node, answer.rows) if answer.in_order else []
                 self._await(answer, met, layers, pairs)
+                entered.update(others(layers.first))
+            for site, (rows, normalised) in entered.items():
+                given = Found(inputs=rows.shape[1], input_site=site, normalised=normalised)
+                self._out.append(ClueSample("input.rms", site, rows, partial(self._inputs.beside, given)))
 
     def _activations(self, layers: Layers) -> int:
         """Return how many activation modules a model has; 0 where something may have come before the first layer."""
@@ -343,12 +350,6 @@ def _some(term: Term) -> bool:
     return term.predictions is not None and term.predictions.numel() < math.prod(shape_of(term.behind))
 
 
-def _in_order(scores: Tensor, predictions: Tensor) -> bool:
-    """Whether scores have the shape of predictions, or were put in rows for each position."""
-    flat = predictions.dim() == 2 and scores.shape[-1] == predictions.shape[1]
-    return scores.shape == predictions.shape or (flat and scores.numel() == predictions.numel())
-
-
 def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, list[Tensor]]:
     if predictions.dim() < 2 or targets.numel() * predictions.shape[1] != predictions.numel():
         return 0, []
@@ -359,7 +360,7 @@ def _classes(term: Term, predictions: Tensor, targets: Tensor) -> tuple[int, lis
         counts &= y != term.ignored
     if RELU_BEFORE_CE in term.mistakes:
         result = saved(term.behind, "result")
-        if result is None or result.device.type != "cpu" or not _in_order(result, predictions):
+        if result is None or result.device.type != "cpu" or not in_order(result, predictions):
             del term.mistakes[RELU_BEFORE_CE]
         else:
             rows = some_rows(result.reshape(predictions.shape).movedim(1, -1).reshape(-1, predictions.shape[1]))

@@ -133,6 +133,10 @@ class Remembered:
         told.update({f"mistake.{name}": {found.site: value} for name, value in mistakes.items()})
         return told
 
+    def beside(self, found: Found, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+        """Return the statistics of one input of several, which may be the same for a whole batch, as the time is."""
+        return {} if (values == values[:1]).all() else self.take(found, values)
+
     def copied(self, site: str, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
         """Return the share of targets that are the words given at their own places, and of those that are padding.
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from gradflow_export.autograd_graph.layer_graph import FirstLayer
+from gradflow_export.autograd_graph.layer_graph import FirstLayer, widest
 from gradflow_export.autograd_graph.loss_graph import Node, Term
 from gradflow_export.autograd_graph.loss_shape import adds_bias, factor_of, signed
 from gradflow_export.autograd_graph.nodes import Op, below, kind_of, sources, through, walk
@@ -28,6 +28,8 @@ WORDS = 1024
 """Words that are compared with targets, at most."""
 CLASSES = 64
 """Weights of classes that are looked at, at most."""
+OTHERS = 4
+"""Inputs of which the size is read."""
 LEAST_SAMPLES = 8
 """Samples of a batch of which a loss chooses one for each, at least."""
 Said = Mapping[Node, Tensor]
@@ -252,6 +254,26 @@ def choices(term: Term) -> int:
     if term.kind not in PICKED or term.predictions is None:
         return 0
     return term.predictions.shape[1] if term.kind == "classes" else 1
+
+
+def in_order(scores: Tensor, predictions: Tensor) -> bool:
+    """Whether scores have the shape of predictions, or were put in rows for each position."""
+    flat = predictions.dim() == 2 and scores.shape[-1] == predictions.shape[1]
+    return scores.shape == predictions.shape or (flat and scores.numel() == predictions.numel())
+
+
+def others(layers: list[FirstLayer]) -> dict[str, tuple[Tensor, bool]]:
+    """Return some rows of what enters other layers than the widest input, and whether it is normalised, by layer.
+
+    Words have no size, and are left out.
+    """
+    first = widest(layers)
+    known = {each.name: each for each in layers if each.entered is not None and each.entered.dim() and not each.tokens}
+    return {
+        name: (thinned(rows_of(each.entered)).to(torch.float32).contiguous(), each.normalised)
+        for name, each in [*known.items()][:OTHERS]
+        if first is not None and each.entered is not None and name != first.name
+    }
 
 
 def is_answer(term: Term) -> bool:

@@ -256,3 +256,31 @@ def test_a_loss_of_two_numbers_is_read_like_any_other():
         return F.binary_cross_entropy_with_logits(model(torch.randn(16, 6)).mean(), torch.rand(16).mean())
 
     assert not found(model, loss, 8, IssueType.NUMERICAL)
+
+
+class Inputs(nn.Module):
+    """Several inputs that enter layers of their own, of which the last says the same of all samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow, self.time = nn.Linear(12, 16), nn.Linear(3, 16), nn.Linear(2, 16)
+        self.last = nn.Linear(16, 2)
+
+    def forward(self, wide, narrow, time):
+        return self.last(F.relu(self.wide(wide) + self.narrow(narrow) + self.time(time)))
+
+
+@pytest.mark.parametrize(("where", "told"), [("wide", True), ("narrow", True), ("nowhere", False)])
+def test_the_size_of_each_of_several_inputs_is_read(where, told):
+    """Far from 0 its samples are hardly told apart, whichever of them it is; what is one number for all may be a time."""
+    model, rule = Inputs(), torch.randn(15, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4 if told else 0.1)
+    with Exporter(model, backends=[MemoryWriter()], strict=True).watch() as exporter:
+        for step in range(70):
+            wide, narrow = torch.randn(32, 12), torch.randn(32, 3)
+            y = (torch.cat([wide, narrow], 1) @ rule).argmax(1)
+            far = [x + 500.0 * (name == where) for x, name in ((wide, "wide"), (narrow, "narrow"))]
+            optimizer.zero_grad()
+            F.cross_entropy(model(*far, torch.full((32, 2), 1.0 + step / 70)), y).backward()
+            optimizer.step()
+    assert (IssueType.DATA_SCALE in {issue.issue_type for issue in exporter.issues}) is told
