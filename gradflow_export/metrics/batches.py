@@ -22,7 +22,7 @@ WEIGHED = 256
 """Fewest labels whose frequency is laid beside the weights of their classes."""
 NEIGHBOURS, FEWEST, TINY = 256, 32, 1e-12
 """Points whose neighbours are looked for, fewest whose dimension is known, and what counts as the same place."""
-FAR = 20.0
+FAR = 8.0
 """Weight of a class that is not frequent beside all others together, at which it alone counts."""
 
 
