@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,12 @@ _TABLES = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, torch_private.Norm, *_LA
 
 
 class InitialInstrument(Reader):
-    """Reads the weights of layers before the first step, and compares their rows again a few steps later."""
+    """Reads the weights of layers before the first step, and compares their rows again a few steps later.
+
+    An update by hand is found when it has been made: it moves weights by a small share of their size.
+    """
+
+    by_hand: ClassVar[bool] = True
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

@@ -100,6 +100,30 @@ def test_a_graph_that_is_cut_is_named(how, clears, micro, after, tells, begins):
     assert begins <= issue.step <= begins + 10
 
 
+@pytest.mark.parametrize(("fault", "kind"), [("copies", IssueType.BAD_INIT), ("decay", IssueType.LEARNING_RATE)])
+@pytest.mark.parametrize(("how", "clears", "micro", "after", "tells"), SOME)
+def test_weights_are_judged_by_how_they_began(how, clears, micro, after, tells, fault, kind):
+    """Units that are copies of each other, and weights that a penalty pulls to 0, from what they were at first."""
+    torch.manual_seed(0)
+    model, truth = Net(), torch.randn(6, 3)
+    if fault == "copies":
+        for p in model.parameters():
+            nn.init.constant_(p, 0.1)
+
+    def loop(exporter):
+        for _ in range(STEPS):
+            cleared(model, clears)
+            for _ in range(micro):
+                x = torch.randn(16, 6)
+                penalty = 0.5 * (fault == "decay") * sum(p.square().sum() for p in model.parameters())
+                ((F.cross_entropy(model(x), (x @ truth).argmax(1)) + penalty) / micro).backward()
+            update(model, how)
+            if tells:
+                exporter.step()
+
+    assert kind in told(model, loop)
+
+
 def test_two_players_that_update_in_turns_leave_nothing_over():
     """What one player's loss leaves in the other is cleared before that one's own pass."""
     torch.manual_seed(0)
