@@ -171,7 +171,7 @@ class NotTraining(Check):
             yield Told(
                 "optimizer never stepped",
                 names,
-                "an optimizer holds them, but its step() was never called",
+                "an optimizer holds them, but its step() is not called",
                 (
                     "call step() of every optimizer, here of the one that holds "
                     f"{names[0]}: loss.backward(); optimizer_b.step()."
