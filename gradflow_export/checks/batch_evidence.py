@@ -161,15 +161,6 @@ class InputInstrument(Reader):
                 given = Found(inputs=rows.shape[1], input_site=site, normalised=normalised)
                 self._out.append(ClueSample("input.rms", site, rows, partial(self._inputs.beside, given)))
 
-    def _activations(self, layers: Layers) -> int:
-        """Return how many activation modules a model has; 0 where something may have come before the first layer."""
-        model = self._model()
-        named = [] if model is None or not layers.run else members(model)
-        first = next((name for name, module in named if torch_private.parameters(module)), None)
-        if first is None or layers.run[0].name != first:
-            return 0
-        return sum(isinstance(module, _ACTIVATIONS) for _, module in named)
-
     def _await(self, answer: Answer, met: list[Met], layers: Layers, pairs: tuple[Pair, ...]) -> None:
         """Have the gradient of an answer taken to what it met in its loss, where the loss itself is not known."""
         first, rows = widest(layers.first), answer.rows
@@ -187,7 +178,7 @@ class InputInstrument(Reader):
             run=layers.run if layers.whole else (),
             pairs=pairs,
             bends=layers.bends or not layers.whole,
-            idle=0 if layers.bends else self._activations(layers),
+            idle=0 if layers.bends else _activations(self._model(), layers),
             tokens=first is not None and first.tokens if asked is None else not asked.is_floating_point(),
             own=layers.own and not layers.foreign and not self._answers.missed,
             whole=not layers.foreign,
@@ -235,7 +226,7 @@ class InputInstrument(Reader):
             run=layers.run if layers.whole else (),
             pairs=pairs,
             bends=layers.bends or not layers.whole,
-            idle=0 if layers.bends else self._activations(layers),
+            idle=0 if layers.bends else _activations(self._model(), layers),
             tokens=first is not None and first.tokens,
             own=layers.own and not layers.foreign and (written is None or single),
             whole=whole,
@@ -313,6 +304,15 @@ class InputInstrument(Reader):
         read = partial(take, site, ends[0].shape[1], steps, numbers=found.kind not in PICKED)
         values = torch.cat([*(end.to(y.device, torch.float32) for end in ends), y.to(torch.float32)], dim=1)
         self._out.append(ClueSample("target.column", site, values.contiguous(), read))
+
+
+def _activations(model: nn.Module | None, layers: Layers) -> int:
+    """Return how many activation modules a model has; 0 where something may have come before the first layer."""
+    named = [] if model is None or not layers.run else members(model)
+    first = next((name for name, module in named if torch_private.parameters(module)), None)
+    if first is None or layers.run[0].name != first:
+        return 0
+    return sum(isinstance(module, _ACTIVATIONS) for _, module in named)
 
 
 def _forms(root: Tensor, itself: int) -> tuple[list[Term], int]:
