@@ -137,7 +137,7 @@ class InputInstrument(Reader):
             terms, whole = terms_of(root)
             forms, self._itself = _forms(root, self._itself)
             terms = [term for term in (*terms, *forms) if 0 not in shape_of(term.behind)]  # of no samples
-            alone, entered = [is_alone(root.grad_fn, term.node) for term in terms], dict[str, tuple[Tensor, bool]]()
+            alone, entered = [is_alone(root.grad_fn, term.node) for term in terms], list[FirstLayer]()
             every = Layers() if all(alone) else layers_behind(root.grad_fn, names, turned, root.grad_fn)
             said = self._answers.said(root.grad_fn) if any(term.predictions is None for term in terms) else NOTHING
             for term, single in zip(terms, alone, strict=True):
@@ -147,7 +147,7 @@ class InputInstrument(Reader):
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 layers.first = entering(layers.first, states)
                 self._take(term, layers, pairs, every, said, whole=whole, single=single)
-                entered.update(others(layers.first))
+                entered += layers.first
             known = any(term.targets is not None for term in terms)
             answers = [] if known else [(each, each.node_behind(root.grad_fn)) for each in self._answers.given]
             for answer, node in (pair for pair in answers if pair[1] is not None):
@@ -156,8 +156,8 @@ class InputInstrument(Reader):
                 pairs = pairs_of(layers.made, root.grad_fn, modules) if layers.whole else ()
                 met = met_numbers(root.grad_fn, node, answer.rows) if answer.in_order else []
                 self._await(answer, met, layers, pairs)
-                entered.update(others(layers.first))
-            for site, (rows, normalised) in entered.items():
+                entered += layers.first
+            for site, (rows, normalised) in others(entered).items():
                 given = Found(inputs=rows.shape[1], input_site=site, normalised=normalised)
                 self._out.append(ClueSample("input.rms", site, rows, partial(self._inputs.beside, given)))
 

@@ -293,7 +293,7 @@ def sequence_number(node: Any) -> int:
 
 
 def hook_gradient(tensor: Tensor, node: Any, hook: Any) -> None:
-    """Have a hook called with the gradient of an output, whose ``grad_fn`` is a plain node.
+    """Have a hook called with the gradient of an output; ``node`` is its ``grad_fn``, where that is a plain one.
 
     As ``Tensor.register_hook`` does, less the handle that would remove the hook again, which costs most of it.
     """

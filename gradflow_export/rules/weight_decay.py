@@ -10,9 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from gradflow_export.records.statistics import median
-from gradflow_export.records.step_record import BoolArray, IssueType, Severity, StepRecord
+from gradflow_export.records.step_record import RUN_SITE, BoolArray, IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import constant_level, fall, none_better, still_falls
+from gradflow_export.rules.evidence import constant_level, fall, none_better, past, still_falls
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import agreement
 from gradflow_export.rules.signals import solved, stuck
@@ -93,9 +93,9 @@ class WeightDecay(Rule):
         near = sizes.steps >= record.step - self.steps
         if not columns.any() or not near.any():
             return ()
-        past = np.where(sizes.present, sizes.values, 0.0)[near][:, columns].astype(np.float64)
-        first = sizes.first[columns] if history.seen <= self.steps else past[0]
-        now, begun = past[-1], np.fmax(np.maximum.reduce(past), first)
+        norms = np.where(sizes.present, sizes.values, 0.0)[near][:, columns].astype(np.float64)
+        first = sizes.first[columns] if history.seen <= self.steps else norms[0]
+        now, begun = norms[-1], np.fmax(np.maximum.reduce(norms), first)
         told = sizes.present[-1, columns] & (begun > 0) & np.isfinite(now)
         left = np.where(told, now / np.where(told, begun, 1.0), 1.0)
         share, typical = float(np.count_nonzero(left <= self.shrunk) / len(left)), median(left)
@@ -103,21 +103,21 @@ class WeightDecay(Rule):
         held &= not solved(history)  # then little of the gradient is left
         if (share <= self.share and not held) or history.run("gain.depth").first < math.log(self.faded):
             return ()  # at nearly every record; what follows takes longer
-        whole = np.flatnonzero((past >= self.whole * begun).mean(axis=1) > 0.5)  # of most weights
+        whole = np.flatnonzero((norms >= self.whole * begun).mean(axis=1) > 0.5)  # of most weights
         last, since = sizes.steps[near][[whole[-1], whole[-1] + 1] if len(whole) else [0, 0]].tolist()
         level = constant_level(history)
         loss = history.run("loss")
         losses = loss.whole()[1]
         rises = fall(-losses[len(losses) // 3 :]) >= self.sure
         nothing = not math.isnan(level) or rises or stuck(history, span=100)
-        shares = history.at_sites("loss.over_constant")
-        known = bool(len(shares.steps)) or history.run("loss.over_constant").count > 0
+        sites = (*history.at_sites("loss.over_constant").sites, RUN_SITE)
+        shares = [values for site in sites if len(values := past(history, "loss.over_constant", site))]
         # A penalty that falls with the weights may be part of the loss, or most of it.
-        if typical <= self.gone or (known and math.isnan(level)):
+        if typical <= self.gone or (shares and math.isnan(level)):
             late = losses[len(losses) // 3 :]
             rests = loss.low > 0 and median(late[-10:]) > self.rests * median(late[:10])
-            falls = typical > self.gone and fall(np.where(shares.present, shares.values, np.inf).min(axis=1)) >= 2.5
-            nothing = none_better(history, self.level, 3) is not None and not falls if known else rises or rests
+            falls = typical > self.gone and any(fall(values) >= 2.5 for values in shares)
+            nothing = none_better(history, self.level, 3) is not None and not falls if shares else rises or rests
             level = math.nan
         elif still_falls(history) and not held:
             return ()
