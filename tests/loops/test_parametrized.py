@@ -9,10 +9,10 @@ from gradflow_export import Exporter
 
 
 def trained(parametrize, *, watched):
-    """Losses and the final state of a network with a parametrized layer."""
+    """Losses and the final state of a network whose table and layers are all parametrized."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(16, 16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 3))
-    for layer in model[1:2] + model[3:]:
+    for layer in (*model[:2], *model[3:]):
         parametrize(layer)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, y = torch.randint(16, (32,)), torch.randint(3, (32,))
