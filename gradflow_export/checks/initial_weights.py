@@ -74,8 +74,8 @@ class InitialInstrument(Reader):
             for key, weight in module.named_parameters(recurse=False)
             if weight.dim() >= 2 and weight.shape[0] and weight.shape[1:].numel() >= 2
         }
-        tables = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
-        own = tables | {id(w) for m in model.modules() if _is_own(m) for w in m.parameters(recurse=False)}
+        whole = (m for m in model.modules() if isinstance(m, nn.Embedding) or _is_own(m))
+        own = {id(weight) for module in whole for weight in module.parameters(recurse=False)}
         # By name: other tensors come into their places where a model is sharded or moved after this.
         self._own = frozenset(name for name, slot in self._weights.items() if id(slot()) in own)
         # Rows of a table are no units, and are looked at for zeros alone; a layer may hold the same weights as well.
