@@ -185,7 +185,7 @@ def test_a_parameter_that_no_optimizer_owns_is_told_of_only_when_one_is_given():
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.05)
     found = GradientFlowAnalyzer(model).analyze(input_fn, loss_fn, optimizer=optimizer)
     assert {issue.issue_type for issue in found} == {IssueType.STAGNATION, IssueType.NOT_TRAINING}
-    assert all(set(issue.layers) == {"1.weight", "1.bias"} for issue in found)
+    assert [(issue, set(issue.layers)) for issue in found] == [(issue, {"1.weight", "1.bias"}) for issue in found]
 
 
 def test_thresholds_are_judged_literally_beside_the_other_rules():
