@@ -78,10 +78,13 @@ class NotLearning(Check):
 
     If a closed-form fit on some of the samples, evaluated leave-one-out, lowers the loss of the best constant
     prediction by ``open`` or more, the model must have come down by ``half`` of that, or be on its way: a loss that
-    falls would get there within ``soon`` times the steps so far. Below ``hardly`` the severity is MEDIUM. It is LOW
-    above it, while the learning rate or the gradient rises, before step ``patient`` if anything was learned, and if
-    the loss falls: many losses fall slowly at first, so a straight line through them ends too high. What was learned
-    by then and is lost again is DIVERGING, or is learned anew.
+    falls would get there within ``soon`` times the steps so far.
+
+    Below ``hardly`` the severity is MEDIUM. It is LOW above it, while the learning rate or the gradient rises, before
+    step ``patient`` if anything was learned, and if
+    the loss falls: many losses fall slowly at first, so a straight line through them ends too high. At the end of the
+    run nothing is yet to come, and only what was learned counts. What was learned by then and is lost again is
+    DIVERGING, or is learned anew.
 
     For any loss: a model whose outputs are equal for all samples of a batch, up to rounding, although the inputs
     differ, in ``readings`` consecutive readings, does not use its inputs, or averages over the samples.
@@ -140,6 +143,7 @@ class NotLearning(Check):
     heal: int = 15
 
     late: ClassVar[bool] = True
+    final: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
     evidence: ClassVar[tuple[str, ...]] = ("loss.over_constant", "answer.alike")
     remembers: ClassVar[tuple[str, ...]] = (
@@ -188,10 +192,7 @@ class NotLearning(Check):
         stuck = {s: median(lately[s]) for s, value in sure.items() if value >= self.level}
         shares = {s: v for s, v in stuck.items() if chosen_blindly(record, history, s) or not self._excused(history, s)}
         worst = max(shares.values(), default=0.0)
-        # Down to the constant's level a loss falls by saying less: of large answers, or of noise as that of dropout.
-        level = constant_level(history)
-        most = level if history.seen >= self.patient else np.nan
-        falls = solved(history) or still_falls(history, most=most) or (worst > self.wild and fell(history))
+        falls = solved(history) or _falls(self, history, worst)
         term = _beside_more(history, self.beside) if known else np.zeros(0)
         if len(term):
             falls = fall(term[len(term) // 3 :]) >= 2.5
@@ -200,7 +201,7 @@ class NotLearning(Check):
             parts = {} if known and len(sites) == 1 else shares
             shares = {s: v for s, v in parts.items() if v <= self.wild and self._unread(history, s)}
             worst = max(shares.values(), default=0.0)
-        if not shares or (whole and self._best(history) < self.lost * constant_level(history)):
+        if not shares or (whole and _best(history, self.level_of) < self.lost * constant_level(history)):
             return ()
         rate = history.run("learning_rate")
         climbs = bool(rate.high <= rate.last > 1.1 * rate.values[rate.steps >= half].min(initial=np.inf))
@@ -216,7 +217,7 @@ class NotLearning(Check):
                 f"After {history.seen} steps {part} is {number(100 * worst)} % of that of the best constant prediction"
                 f"{_SO_FAR[bool(whole)]}",
                 rises + (_FIT_FIRST if whole else _WEIGH),
-                urgent=history.seen >= 2 * self.patient,  # where few steps are read, patience would take as many again
+                urgent=history.seen >= (2 - history.ended) * self.patient,  # few are read: patience would double them
                 follows_from=OTHERS,
             ),
         )
@@ -242,7 +243,7 @@ class NotLearning(Check):
     def _left(self, record: StepRecord, history: History, site: str) -> tuple[Finding, ...]:
         """Report a model that has not learned, nor will soon, most of what a closed-form fit has."""
         fits, shares = past(history, "target.attained", site)[-2:], past(history, "loss.over_constant", site)
-        (at, past_losses), best = history.run("loss").whole(), self._best(history)
+        (at, past_losses), best = history.run("loss").whole(), _best(history, self.level_of)
         if len(fits) < 2 or min(len(shares), len(past_losses)) < 2 * self.readings or self._plays(history, site):
             return ()
         fit, lately, series = 1.0 - median(fits), shares[-self.readings :], history.at_sites("loss.over_constant")
@@ -258,19 +259,20 @@ class NotLearning(Check):
         past_losses, steps = past_losses[len(past_losses) // 3 :], float(record.step - at[0] + 1) / 3.0
         if len(series.sites) > 1 or past_losses.min(initial=np.inf) <= 0:
             past_losses, steps = shares, float(np.ptp(series.steps[-len(shares) :])) / 2.0
-        early, now = median(past_losses[: len(past_losses) // 2]), median(past_losses[len(past_losses) // 2 :])
-        gained = share * (early / now - 1.0)
+        then, now = median(past_losses[: len(past_losses) // 2]), median(past_losses[len(past_losses) // 2 :])
+        gained = share * (then / now - 1.0)
         slow = gained * self.soon * history.seen < (share - 1.0 + fit) * steps
-        if (learns := (share <= self.wild or gained > 0) and still_falls(history) and not paid) and not slow:
+        if (learns := (share <= self.wild or gained > 0) and _falls(self, history) and not paid) and not slow:
             return ()
         rates = history.run("learning_rate").values[-30:]
         rises = len(rates) > 0 and rates[-1] > 1.05 * rates[0]
-        # A plateau that is left may look like this.
-        soon = ((history.seen < self.patient and share < self.level) or gradient_grows(history)) and not paid
+        grows, early = gradient_grows(history), history.seen < self.patient  # as where a plateau is left
+        soon = ((early and share < self.level) or grows) and not paid
+        hope = (learns or soon or rises) and not (history.ended and (not early or (share >= self.level and not grows)))
         return (
             Finding(
                 IssueType.NOT_LEARNING,
-                Severity.LOW if learns or soon or rises or 1.0 - share >= self.hardly * fit else Severity.MEDIUM,
+                Severity.LOW if hope or 1.0 - share >= self.hardly * fit else Severity.MEDIUM,
                 ("",),
                 share,
                 least,
@@ -284,12 +286,6 @@ class NotLearning(Check):
                 follows_from=OTHERS,
             ),
         )
-
-    def _best(self, history: History) -> float:
-        """Return the lowest level that the loss ever had."""
-        losses = history.run("loss").whole()[1]
-        levels = np.lib.stride_tricks.sliding_window_view(losses, min(self.level_of, len(losses)))
-        return float(np.median(levels, axis=1).min(initial=np.inf))
 
     def _plays(self, history: History, site: str) -> bool:
         """Whether a batch has one kind of target, as those of players of a game, or targets grow, as values do."""
@@ -307,9 +303,25 @@ class NotLearning(Check):
         return (
             # It may be the targets' fault, and soon be reported as such.
             (history.seen < self.patient and len(tests) > 0 and bool(tests[-1] < self.sure))
-            or (len(goes) > 0 and float(goes.sum()) >= self.sure * len(goes) ** 0.5)
+            or (len(goes) > 0 and float(goes.sum()) >= self.sure * len(goes) ** (1.0 if history.ended else 0.5))
             or self._plays(history, site)
         )
+
+
+def _falls(check: NotLearning, history: History, share: float = 0.0) -> bool:
+    """Whether the loss falls; down to the constant's level it does by saying less, of large answers or of noise."""
+    patient = history.seen >= check.patient
+    if history.ended and patient and none_better(history, check.level, check.readings) is not None:
+        return False
+    most = constant_level(history) if patient else np.nan
+    return still_falls(history, most=most) or (share > check.wild and fell(history))
+
+
+def _best(history: History, readings: int) -> float:
+    """Return the lowest level that the loss ever had, of so many losses."""
+    losses = history.run("loss").whole()[1]
+    levels = np.lib.stride_tricks.sliding_window_view(losses, min(readings, len(losses)))
+    return float(np.median(levels, axis=1).min(initial=np.inf))
 
 
 def _beside_more(history: History, beside: float) -> npt.NDArray[np.float64]:

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeGuard
@@ -129,9 +129,8 @@ class Worker:
         self.summary, self.outlets, self.ended_by = RunSummary(info), WriterSet(writers), ""
         self._error: BaseException | None = None
         self._assembler, self._lost = Assembler(), LostCount()
-        self._lock = threading.Lock()
+        self._lock, self.spent = threading.Lock(), Spent()
         self._closing = self._gave_up = self._finished = self._unflushed = False
-        self.spent = Spent()
         self._kept = self._last_record = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="gradflow-worker", daemon=True)
         self.backlog = Backlog(self._thread.is_alive)
@@ -206,17 +205,13 @@ class Worker:
 
     def drain(self, timeout: float) -> bool:
         """Wait until all that was handed over so far is written; False when there was no progress for ``timeout`` s."""
-        backlog = self.backlog
-        wanted = backlog.taken
-        if threading.current_thread() is self._thread:
-            return False
-        return backlog.wait(lambda: backlog.done >= wanted, timeout)
+        backlog, wanted = self.backlog, self.backlog.taken
+        return threading.current_thread() is not self._thread and backlog.wait(lambda: backlog.done >= wanted, timeout)
 
     def read_summary(self, use: Callable[[RunSummary], Any]) -> Any:
         """Call ``use`` on the summary while no record is being added."""
-        with (
-            self._lock if self._thread.is_alive() else contextlib.nullcontext()
-        ):  # a fork may find the lock held for ever
+        # A fork may find the lock held for ever.
+        with self._lock if self._thread.is_alive() else contextlib.nullcontext():
             self.summary.lost_steps = self.lost_steps
             return use(self.summary)
 
@@ -266,13 +261,19 @@ class Worker:
                     busy = 0.0
             self._keep()
             self._flush_when_idle()
-            if closing and not len(backlog):
+            if closing and not len(backlog) and not self._conclude():
                 break
         if self._assembler.ranks is not None:
             self._assembler.ranks.close()
         self.outlets.close(self.ended_by, self._lost.since(self.summary.last))
         self._finished = True
         backlog.move()
+
+    def _conclude(self) -> bool:
+        """Have the end of the run judged; return whether there is a last record to write."""
+        with self._lock:
+            self.backlog.judged.extend(() if self.ended_by else _last_record(self._judge, self.summary))
+        return bool(self.backlog.judged)
 
     def _judge_next(self) -> None:
         """Turn the first step that waits into a record; it stays the first until whatever it asks for is known."""
@@ -315,9 +316,8 @@ class Worker:
     def _record(self, bundle: Bundle) -> StepRecord:
         readings, histograms, evidence = self._assembler.assemble(bundle)
         readings.extend(Reading.run(metric, value) for metric, value in self._known(bundle).items())
-        rank = 0 if self.summary.info is None else self.summary.info.rank
         record = StepRecord(
-            bundle.step, bundle.wall_time, tuple(readings), tuple(histograms), rank=rank, evidence=evidence
+            bundle.step, bundle.wall_time, tuple(readings), tuple(histograms), rank=self.summary.rank, evidence=evidence
         )
         custom = self.analyzers.ask(record, bundle.told)
         return replace(record, readings=record.readings + tuple(custom)) if custom else record
@@ -341,3 +341,12 @@ class Worker:
 
 def _is_note(item: Issue | Note) -> TypeGuard[Note]:
     return isinstance(item, Note)
+
+
+def _last_record(judge: ToldJudge, summary: RunSummary) -> Iterator[StepRecord]:
+    """Yield the record of what the end of the run shows, where it shows anything."""
+    issues = judge.end()
+    if issues:
+        record = StepRecord(summary.last + 1, time.time(), issues=issues, rank=summary.rank)
+        summary.add(record)
+        yield record

@@ -184,6 +184,11 @@ class RunSummary:
         return self.course.steps and self.course.before + self.course.steps
 
     @property
+    def rank(self) -> int:
+        """Rank of the process."""
+        return 0 if self.info is None else self.info.rank
+
+    @property
     def last(self) -> int:
         """Last recorded step, 0 when there is none."""
         return self.course.last

@@ -87,6 +87,8 @@ class Rule(abc.ABC):
     """Whether each layer has a hysteresis of its own, so that a layer that falls ill later opens a new issue."""
     quiet: ClassVar[bool] = True
     """Whether the rule is suppressed while the run is non-finite, when all it sees would be a consequence."""
+    final: ClassVar[bool] = False
+    """Whether it is asked about its last record again when the run is over, because it spares what may still come."""
     fixed: ClassVar[bool] = False
     """Whether it is one of the fixed thresholds a user asked for by name, reported beside the scale-free rules."""
 

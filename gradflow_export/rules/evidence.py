@@ -17,11 +17,10 @@ from gradflow_export.rules.history import History
 
 Floats = npt.NDArray[np.float64]
 
-OTHERS = tuple(
-    kind
-    for kind in IssueType
-    if kind not in {IssueType.NOT_LEARNING, IssueType.MEMORY_USAGE, IssueType.MEMORY_LEAK, IssueType.HEAD_REDUNDANCY}
-)
+DROPOUT = "dropout"
+"""Cause of what is not learned because most units are dropped."""
+_NO_REASON = (IssueType.NOT_LEARNING, IssueType.MEMORY_USAGE, IssueType.MEMORY_LEAK, IssueType.HEAD_REDUNDANCY)
+OTHERS = (DROPOUT, *(kind for kind in IssueType if kind not in _NO_REASON))
 """What explains that nothing is learned."""
 _CHOICE = ("loss.choice", "loss.samples", "loss.over_constant")
 INVERTED_MASK = "inverted mask"

@@ -247,6 +247,7 @@ class History:
     Attributes:
         begun: Steps that were completed before the first record, where training was resumed.
         seen: Steps since then. How long a model trained before is not known, or whether it is the same one.
+        ended: Whether the run is over, so that nothing is yet to come.
     """
 
     def __init__(self, metrics: Iterable[str], window: int = 128, site_window: int = 16) -> None:
@@ -254,6 +255,7 @@ class History:
         self._runs: defaultdict[str, RunSeries] = defaultdict(partial(RunSeries, window))
         self._sites: defaultdict[str, SiteSeries] = defaultdict(partial(SiteSeries, site_window))
         self.begun = self.seen = 0
+        self.ended = False
 
     def add(self, record: StepRecord) -> None:
         """Take in one record."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -86,6 +86,7 @@ class Judge:
         self._doubted = False
         self._kinds = Kinds([rule.judged for rule in self._rules])
         self._kind = Kind(())
+        self._last: dict[int, StepRecord] = {}
 
     def begin_again(self) -> None:
         """Forget all records and issues, as for a new session."""
@@ -127,6 +128,8 @@ class Judge:
         self._kind = kind = self._kinds.of(record)
         for index in kind.rules:
             rule = self._rules[index]
+            if rule.final:
+                self._last[index] = record
             if index in self._set_aside or (rule.quiet and self._open and self._numerical()):
                 continue
             events += self._ask(index, rule, record, loss)
@@ -140,6 +143,15 @@ class Judge:
         if self._doubted and self.on_doubt is not None:
             self.on_doubt(record.step)
         return told
+
+    def end(self) -> tuple[Issue, ...]:
+        """Judge the end of the run; return what opened or became worse because nothing is left to come."""
+        self._history.ended = True
+        last, self._last = ({} if self._numerical() else self._last), {}
+        asked = [
+            self._ask(index, self._rules[index], last[index], None) for index in sorted(last.keys() - self._set_aside)
+        ]
+        return tuple(self._issues[number] for events in asked for number in events if number not in self._quiet)
 
     def _ask(self, index: int, rule: Rule, record: StepRecord, loss: float | None, concerned: bool = True) -> list[int]:
         """Return the places of the issues that a rule opened or closed; what it returns may be what fails."""
@@ -172,7 +184,8 @@ class Judge:
             watch = watches.setdefault(key, _Watch())
             if not watch.held:
                 last = self._kinds.last(rule.shown, record)
-                watch.since, watch.before, watch.read = step, step - 1 - max(last, self._history.begun), read
+                before = max(step - 1 - max(last, self._history.begun), 0)  # none where the end is judged
+                watch.since, watch.before, watch.read = step, before, read
             since = step + 1 if finding.since is None else max(finding.since, self._history.begun + 1)
             if since <= watch.since:
                 known, last = finding.before, self._history.last_read(rule.shown, since)
@@ -206,10 +219,11 @@ class Judge:
     def _raise_issue(self, index: int, rule: Rule, step: int, finding: Finding) -> int | None:
         watches = self._watches[index]
         keys = _keys(rule, finding)
+        if _explained(rule, step, finding, self._issues.values()):
+            return None
         mine = next((item for item in self._open if item.rule == index and not item.keys.isdisjoint(keys)), None)
-        grown = None if mine is None else self._grow(mine, finding)
-        if grown is not None or self._explained(rule, step, finding):
-            return grown
+        if mine is not None and self._grow(mine, finding):
+            return mine.number
         free = [key for key in keys if watches[key].barred_until < step and not self._covered(rule, key, finding)]
         if not any(finding.urgent or watches[key].positives >= rule.patience for key in free):
             self._doubted |= bool(free) and self._kinds.seldom(index) and finding.severity >= Severity.MEDIUM
@@ -236,11 +250,11 @@ class Judge:
             self._quiet.add(self._count)
         return self._count
 
-    def _grow(self, item: _Open, finding: Finding) -> int | None:
-        """Keep an open issue's worst state, and return its number if it is worse; its key never changes."""
+    def _grow(self, item: _Open, finding: Finding) -> bool:
+        """Keep an open issue's worst state, and return whether it is worse; its key never changes."""
         issue = self._issues[item.number]
         if finding.severity <= issue.severity:
-            return None
+            return False
         self._issues[item.number] = replace(
             issue,
             severity=finding.severity,
@@ -249,7 +263,7 @@ class Judge:
             message=finding.message,
             advice=finding.advice,
         )
-        return item.number
+        return True
 
     def _covered(self, rule: Rule, key: _Key, finding: Finding) -> bool:
         """Whether an open issue already reports this: the same type, and the same layer where layers count.
@@ -266,19 +280,6 @@ class Judge:
             if alike and (layer in issue.layers or layer == _WHOLE):
                 return True
         return False
-
-    def _explained(self, rule: Rule, step: int, finding: Finding) -> bool:
-        """Whether another issue explains a finding, or is more than a remark on the same and over by now."""
-
-        def explains(issue: Issue) -> bool:
-            if issue.issue_type in finding.follows_from or issue.cause in finding.follows_from:
-                over = issue.healed_step is not None and issue.healed_step + rule.cooldown < step
-                return not over and issue.severity >= min(finding.severity, Severity.MEDIUM)  # remarks explain remarks
-            same = (finding.issue_type, finding.layers[:1]) == (issue.issue_type, (issue.layer,))
-            begun = finding.since is not None and finding.since < (issue.healed_step or 0)
-            return same and begun and finding.severity < Severity.MEDIUM <= issue.severity
-
-        return any(map(explains, self._issues.values()))
 
     def _numerical(self, but: int | None = None) -> bool:
         """Whether the run is non-finite, as another rule than ``but`` found."""
@@ -301,6 +302,20 @@ class Judge:
             oldest = next(number for number in self._issues if number not in numbers)
             del self._issues[oldest]
             self._quiet.discard(oldest)
+
+
+def _explained(rule: Rule, step: int, finding: Finding, known: Iterable[Issue]) -> bool:
+    """Whether another issue explains a finding, or is more than a remark on the same and over by now."""
+
+    def explains(issue: Issue) -> bool:
+        if issue.issue_type in finding.follows_from or issue.cause in finding.follows_from:
+            over = issue.healed_step is not None and issue.healed_step + rule.cooldown < step
+            return not over and issue.severity >= min(finding.severity, Severity.MEDIUM)  # remarks explain remarks
+        same = (finding.issue_type, finding.layers[:1]) == (issue.issue_type, (issue.layer,))
+        begun = finding.since is not None and finding.since < (issue.healed_step or 0)
+        return same and begun and finding.severity < Severity.MEDIUM <= issue.severity
+
+    return any(map(explains, known))
 
 
 def _keys(rule: Rule, finding: Finding) -> list[_Key]:

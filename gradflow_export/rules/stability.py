@@ -51,7 +51,7 @@ class Unstable(Rule):
 
     Overshooting is reported only if the loss rises as well, above its first value or for ``lasting`` readings. At the
     edge of stability, with Adam, and in adversarial training, gradients reverse and grow at times without a lasting
-    rise of the loss.
+    rise of the loss. While less than ``undone`` of what was learned is lost it is LOW: most such runs come down again.
 
     Source: stability limit of gradient descent, lr * lambda_max < 2: consecutive gradients reverse while their norm and
     the loss grow (Theil-Sen slope above 0 with 95 % confidence, because alternating batches oscillate by themselves).
@@ -67,6 +67,7 @@ class Unstable(Rule):
         steep: Factor above the rolling median.
         deviations: Minimum distance in robust standard deviations of the residual of the rolling median.
         lasting: Number of readings over which gradients reverse and grow, if the loss stays below its first value.
+        undone: Minimum fraction of the way from the first loss to the lowest that the loss has gone back.
         patience: Long enough for a single jump of the loss that recovers by itself.
     """
 
@@ -79,6 +80,7 @@ class Unstable(Rule):
     steep: float = 1000.0
     deviations: float = 4.0
     lasting: int = 20
+    undone: float = 0.3
     patience: int = 4
     heal: int = 10
 
@@ -144,7 +146,9 @@ class Unstable(Rule):
         self, values: Floats, steps: npt.NDArray[np.int64], greatest: float, history: History
     ) -> tuple[Finding, ...]:
         loss = history.run("loss")
-        lost = loss.count == 0 or median(loss.values[-3:]) >= loss.first
+        now = median(loss.values[-3:])
+        lost = loss.count == 0 or now >= loss.first
+        undone = lost or now - loss.low >= self.undone * (loss.first - loss.low)
         span = 10 if lost else self.lasting
         cosines = history.run("gradient.cosine").values[-span:]
         turn = median((history.run("gradient.cosine").values + margins(history, "gradient.cosine"))[-span:])
@@ -158,7 +162,7 @@ class Unstable(Rule):
         return (
             Finding(
                 IssueType.UNSTABLE,
-                Severity.HIGH,
+                Severity.HIGH if undone else Severity.LOW,
                 ("",),
                 turn,
                 self.turn,

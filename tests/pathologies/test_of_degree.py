@@ -62,9 +62,9 @@ def test_a_margin_loss_is_no_logarithm():
 
 
 @pytest.mark.parametrize("seed", [0, 2])
-@pytest.mark.parametrize("dropout", [0.95, 0.3])
+@pytest.mark.parametrize("dropout", [0.95, 0.85, 0.7, 0.3])
 def test_noise_that_shrinks_is_nothing_learned(seed, dropout):
     """Down to the loss of a constant prediction the answers only become smaller, and the noise in them with it."""
     issues = found(Scorer(dropout=dropout), seed, 300)
     told = {(kind, severity) for kind, _, severity in issues}
-    assert (IssueType.NOT_LEARNING, Severity.MEDIUM) in told if dropout > 0.9 else not told
+    assert (IssueType.NOT_LEARNING, Severity.MEDIUM) in told if dropout > 0.8 else not told

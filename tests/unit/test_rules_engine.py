@@ -456,3 +456,53 @@ def test_a_rule_is_named_after_its_class_unless_it_has_a_name():
         name = "of its own"
 
     assert (TooManyWords.name, Other.name) == ("too-many-words", "of its own")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hopeful(Rule):
+    """Finds a loss above 1, a remark while it may still fall."""
+
+    name: ClassVar[str] = "hopeful"
+    needs: ClassVar[tuple[str, ...]] = ("loss",)
+    final: ClassVar[bool] = True
+    follows_from: tuple[str, ...] = ()
+
+    def check(self, record, history):
+        severity = Severity.MEDIUM if history.ended else Severity.LOW
+        found = Finding(
+            IssueType.NOT_LEARNING, severity, ("",), 2.0, 1.0, "high", "wait", follows_from=self.follows_from,
+            urgent=history.ended,
+        )  # fmt: skip
+        return (found,) if record.value("loss") > 1 else ()
+
+
+def test_what_was_spared_because_it_might_come_is_judged_at_the_end():
+    """What has opened becomes worse, and what is urgent at the end needs no patience; other rules are not asked."""
+    for records, patience in ((4, 3), (1, 3), (1, 1)):
+        judge = Judge([Hopeful(patience=patience), Above(patience=9)], strict=True)
+        for step in range(1, records + 1):
+            judge.check(record(step, loss=2.0))
+        assert {issue.severity for issue in judge.issues} <= {Severity.LOW}
+        (told,) = judge.end()
+        assert (told.issue_type, told.severity) == (IssueType.NOT_LEARNING, Severity.MEDIUM)
+        assert judge.issues == (told,)
+        assert judge.end() == ()
+
+
+def test_the_end_says_nothing_of_a_run_that_came_down():
+    judge = Judge([Hopeful(patience=1)], strict=True)
+    for step, loss in enumerate([2.0, 2.0, 0.5, 0.5, 0.5, 0.5], 1):
+        judge.check(record(step, loss=loss))
+    assert judge.end() == ()
+    assert [issue.severity for issue in judge.issues] == [Severity.LOW]
+
+
+def test_what_is_explained_becomes_no_worse():
+    judge = Judge([Hopeful(patience=1, follows_from=(IssueType.LOSS_SPIKE,)), Above(patience=3)], strict=True)
+    for step in range(1, 6):
+        judge.check(record(step, loss=60.0))
+    assert judge.end() == ()
+    assert {issue.issue_type: issue.severity for issue in judge.issues} == {
+        IssueType.NOT_LEARNING: Severity.LOW,
+        IssueType.LOSS_SPIKE: Severity.HIGH,
+    }

@@ -12,7 +12,7 @@ import numpy as np
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import constant_level, still_falls, supervised, values_of
+from gradflow_export.rules.evidence import DROPOUT, constant_level, none_better, still_falls, supervised, values_of
 from gradflow_export.rules.history import History, SiteSeries
 
 _NOISE, _SUPERVISED = "mode.evaluation_noise", "loss.supervised"
@@ -144,11 +144,12 @@ class WrongMode(Check):
 
 @dataclass(frozen=True, kw_only=True)
 class DrownedByDropout(Check):
-    """Report dropout of nearly all units, if the loss does not fall.
+    """Report dropout of most units, if little is learned.
 
     Dropout with probability ``p`` adds noise to each unit whose power is ``p / (1 - p)`` times that of the unit: 19
     times at 0.95, and 1 at 0.5. It is reported where that is ``noise`` or more, and after ``settle`` steps the loss has
-    stopped to fall above ``halfway`` of its first value, or falls towards that of the best constant prediction alone.
+    stopped to fall above ``halfway`` of its first value or above ``level`` of that of the best constant prediction, or
+    falls towards that one alone. At the end of the run a loss that still falls counts as well.
 
     Why it is bad:
         The layers after it see mostly noise, and so does the gradient. The model can only learn what is left when most
@@ -161,21 +162,24 @@ class DrownedByDropout(Check):
         nn.Dropout(0.05)
 
     Not reported:
-        The loss falls, or fell to less than half of its first value; dropout by ``functional.dropout``; the first 150
-        steps.
+        The loss falls, or fell to less than half of its first value, or clearly below that of the best constant;
+        dropout by ``functional.dropout``; the first 150 steps.
 
     Attributes:
         noise: Minimum power of the noise, as a multiple of that of the signal.
         settle: Number of initial steps without a verdict.
         halfway: Fraction of the first loss above which the model has not learned.
+        level: The same fraction of the loss of the best constant prediction.
         heal: High, because a fall by chance is not learning.
     """
 
-    noise: float = 8.9
+    noise: float = 3.9
     settle: int = 150
     halfway: float = 0.5
+    level: float = 0.7
     heal: int = 4
 
+    final: ClassVar[bool] = True
     raises: ClassVar[tuple[IssueType, ...]] = (IssueType.NOT_LEARNING,)
     needs: ClassVar[tuple[str, ...]] = ("update.ratio",)
     remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", _DROPPED)
@@ -185,7 +189,10 @@ class DrownedByDropout(Check):
         dropped, loss, least = history.at_sites(_DROPPED), history.run("loss"), self.noise / (1.0 + self.noise)
         layers = tuple(dropped.sites[index] for index in np.flatnonzero(dropped.first >= least))
         share, high = float(dropped.first.max(initial=0.0)), median(loss.values[-20:]) > self.halfway * loss.first
-        if not (layers and high and history.seen >= self.settle) or still_falls(history, most=constant_level(history)):
+        if history.at_sites("loss.over_constant").sites:
+            high = none_better(history, self.level, 5) is not None
+        falls = not history.ended and still_falls(history, most=constant_level(history))
+        if not (layers and high and history.seen >= self.settle) or falls:
             return ()
         return (
             Finding(
@@ -194,11 +201,13 @@ class DrownedByDropout(Check):
                 layers,
                 share,
                 least,
-                f"{some(layers)} drops {number(100 * share)} % of its units, and the loss does not fall: the noise is "
-                f"{number(share / max(1.0 - share, 1e-3))} times as strong as what passes.",
+                f"{some(layers)} drops {number(100 * share)} % of its units, and after {history.seen} steps little is "
+                f"learned: the noise is {number(share / max(1.0 - share, 1e-3))} times as strong as what passes.",
                 "lower p, which is the probability of dropping a unit: nn.Dropout(0.1) keeps 90 % of them.",
-                cause="dropout",
-                origin="dropout",
+                since=1,
+                urgent=history.ended,
+                cause=DROPOUT,
+                origin=DROPOUT,
             ),
         )
 
