@@ -310,10 +310,9 @@ class NotLearning(Check):
 
 def _falls(check: NotLearning, history: History, share: float = 0.0) -> bool:
     """Whether the loss falls; down to the constant's level it does by saying less, of large answers or of noise."""
-    patient = history.seen >= check.patient
-    if history.ended and patient and none_better(history, check.level, check.readings) is not None:
+    if history.ended and none_better(history, check.level, check.readings) is not None:
         return False
-    most = constant_level(history) if patient else np.nan
+    most = constant_level(history) if history.seen >= check.patient else np.nan
     return still_falls(history, most=most) or (share > check.wild and fell(history))
 
 
