@@ -18,7 +18,7 @@ from gradflow_export.rules.bottleneck import Bottleneck, RankBottleneck, TokenBo
 from gradflow_export.rules.diverging import Diverging
 from gradflow_export.rules.learning_rate import LearningRate, UnevenSteps
 from gradflow_export.rules.memory import MemoryLeak, MemoryUsage
-from gradflow_export.rules.moments import EpsilonDominated, LongMomentum
+from gradflow_export.rules.moments import EpsilonDominated, LongMomentum, NewEachStep
 from gradflow_export.rules.numerical import Numerical
 from gradflow_export.rules.policy import ExcessExploration, PolicyCollapse
 from gradflow_export.rules.progress import LostUpdates, Stagnation, TakenBack
@@ -97,6 +97,7 @@ def profile(name: str = "robust", thresholds: Mapping[str, float] | None = None)
         Diverging(),
         EpsilonDominated(),
         LongMomentum(),
+        NewEachStep(),
         Stagnation(),
         LostUpdates(),
         TakenBack(),

@@ -37,7 +37,10 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
         "the state of a recurrent layer multiplies a gradient by more than ten over the sequence"
     ),
     "ROTATION": "limit cycle: parameters orbit instead of converging, as with adversarial losses (GAN)",
-    "OPTIMIZER_STATE": "`eps` dominates the denominator of Adam, or momentum covers more steps than the second moment",
+    "OPTIMIZER_STATE": (
+        "`eps` dominates the denominator of Adam, momentum covers more steps than the second moment, or the state is "
+        "new at each step"
+    ),
     "DESYNC": (
         "the ranks of a distributed run no longer hold the same weights, or copies within the model that "
         "should be equal are not"
@@ -177,7 +180,9 @@ REMEDIES: Mapping[str, str] = MappingProxyType({
         "Use different learning rates or more steps for one of the players, averaged weights, or a gradient "
         "penalty."
     ),
-    "OPTIMIZER_STATE": "Lower eps, choose betas whose averages last a few dozen steps, and scale the loss.",
+    "OPTIMIZER_STATE": (
+        "Lower eps, choose betas whose averages last a few dozen steps, scale the loss, and create the optimizer once."
+    ),
     "DESYNC": (
         "Build all replicas from the same seed or checkpoint, call the DistributedDataParallel wrapper instead of "
         "its module, and share a tensor instead of copying it."

@@ -107,3 +107,48 @@ class LongMomentum(Rule):
         advice = "use betas=(0.9, 0.999) with Adam, and momentum=0.9 with SGD."
         kind = IssueType.OPTIMIZER_STATE if (second > 1.0).any() else IssueType.LEARNING_RATE
         return (Finding(kind, Severity.MEDIUM, ("",), worst, self.steps, message, advice, cause="momentum"),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewEachStep(Rule):
+    """Report an optimizer that is made anew, or loses its state, before every step.
+
+    The first momentum of Adam is ``(1 - beta1) g``, that of SGD is ``g``. Later ones hold earlier gradients as well: in
+    half of the parameters, reading after reading, their norm is that of a first one only if there is no earlier step.
+    Adam then moves each weight by the learning rate along the sign of a single gradient.
+
+    Attributes:
+        apart: Maximum difference of the norms, as a fraction; a penalty on the weights is part of the momentum alone.
+        patience: Several steps in a row, of which only one is the first.
+    """
+
+    apart: float = 0.01
+    patience: int = 5
+
+    name: ClassVar[str] = "new each step"
+    needs: ClassVar[tuple[str, ...]] = ("parameter.momentum_norm",)
+
+    def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
+        """Compare momentum and gradient of this record."""
+        found = ("momentum_norm", "momentum_steps", "square_steps", "gradient_norm")
+        momentum, steps, squares, gradient = (
+            {site: value or 0.0 for site, value in reading_of(record, f"parameter.{name}").as_dict().items()}
+            for name in found
+        )
+        left = record.value("gradient.clip_scale") or 1.0
+        known = [site for site, size in momentum.items() if size and steps.get(site) and gradient.get(site)]
+        first = [left * gradient[site] / (steps[site] if squares.get(site) else 1.0) for site in known]
+        apart = median(np.abs(np.array([momentum[site] for site in known]) / first - 1.0)) if known else 1.0
+        if apart > self.apart:
+            return ()
+        message = (
+            "the momentum of the optimizer holds the gradient of a single step, reading after reading: its state "
+            "begins anew at every step, so nothing is averaged over steps."
+        )
+        advice = "create the optimizer once, before the loop, and neither clear nor replace optimizer.state in it."
+        return (
+            Finding(
+                IssueType.OPTIMIZER_STATE, Severity.MEDIUM, ("",), apart, self.apart, message, advice, since=1,
+                cause="new each step", origin="new each step",
+            ),
+        )  # fmt: skip
