@@ -13,7 +13,7 @@ from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, number, some
-from gradflow_export.rules.evidence import none_better, only, reading_of, seen, values_of
+from gradflow_export.rules.evidence import none_better, only, past, reading_of, seen, values_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.signals import connected
 
@@ -186,7 +186,7 @@ class BadInit(Check):
             share = (seen(record, "loss.constant", site) or 0.0) / math.log(classes) if classes > 1 else 0.0
             # Where one class came alone at first, the first that could be compared with a constant is no initial loss.
             begun = history.run("loss").first / math.log(classes) if classes > 1 else 0.0
-            sure, now = min(times * share, begun), (seen(record, "loss.over_constant", site) or 0.0) * share
+            sure, now = min(times * share, begun), median(past(history, "loss.over_constant", site)[-5:]) * share
             if times >= self.head and gain >= self.gain:
                 yield _finding(
                     Severity.MEDIUM,
@@ -217,7 +217,7 @@ class BadInit(Check):
         depth, gains = history.run("gain.depth"), history.at_sites("parameter.initial_gain")
         if not len(gains.steps) or not depth.first >= self.steep:
             return
-        worst = none_better(history, self.level, 5)
+        worst = none_better(history, self.level, 10)
         order = np.argsort(-np.nan_to_num(gains.first), kind="stable")
         names = tuple(gains.sites[index] for index in order if gains.first[index] >= self.usual)
         if worst is None or not math.isfinite(worst):
