@@ -175,7 +175,7 @@ def in_rows(output: Tensor) -> Tensor | None:
     The scores are the last dimension of up to three, and the second of pictures.
     """
     held = local(output)
-    if held.dim() < 1 or held.is_complex() or not held.numel():
+    if held.dim() < 1 or held.is_complex() or held.is_nested or not held.numel():
         return None
     if held.dim() > 3 and held.shape[1] > 1:
         held = held.movedim(1, -1)

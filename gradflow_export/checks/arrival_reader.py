@@ -236,6 +236,7 @@ class ArrivalInstrument(Reader):
             parameter is None
             or gradient is None
             or gradient.layout is not torch.strided
+            or torch_private.is_batched(gradient)
             or torch.compiler.is_compiling()
         ):
             return

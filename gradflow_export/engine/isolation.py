@@ -16,7 +16,7 @@ from gradflow_export.hooks.guards import Part
 
 _log = logging.getLogger("gradflow_export")
 _traces, _is_tracing = torch_private.traces, torch_private.is_tracing
-_modes, _dispatch_modes = torch_private.function_modes, torch_private.dispatch_modes
+_dispatch_modes, _no_functions = torch_private.dispatch_modes, torch_private.no_functions
 _grad, _is_compiling = torch.is_grad_enabled, torch.compiler.is_compiling
 
 
@@ -119,10 +119,7 @@ class _GuardedPart(Part):
             grad, began = _grad(), time.perf_counter()
             try:
                 guard.depth = 1
-                if _dispatch_modes() or _modes():
-                    with torch_private.no_modes():
-                        hook(*args, **kwargs)
-                else:
+                with torch_private.no_modes() if _dispatch_modes() else _no_functions():
                     hook(*args, **kwargs)
             except Exception as error:
                 self.failed(error)

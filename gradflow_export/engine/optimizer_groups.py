@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,6 +72,8 @@ class Partners:
     def __init__(self) -> None:
         self._all: weakref.WeakKeyDictionary[object, Partner] = weakref.WeakKeyDictionary()
         self._stepped: list[Partner] = []
+        self._taken: set[int] = set()
+        self._known = _Known()
         self._sole: weakref.ref[object] | None = None
         self._only: Partner | None = None
         self.roles: Roles | None = None
@@ -91,11 +94,7 @@ class Partners:
     @property
     def sites(self) -> tuple[str, ...]:
         """Names by number of the optimizers that train the model; empty unless there are several."""
-        own = [partner for partner in self._all.values() if not partner.guest]
-        if len(own) < 2:
-            return ()
-        names = {partner.number: partner.site for partner in self._all.values()}
-        return tuple(names.get(number, f"optimizer.{number}") for number in range(max(names) + 1))
+        return self._now().sites
 
     def admit(self, step: OptimizerStep) -> Joins:
         """Say how an optimizer that begins to step, and is not the only one, belongs to the open record."""
@@ -107,7 +106,7 @@ class Partners:
         if partner.guest:
             return Joins.GUEST
         self._sole = None
-        if any(partner is other or not partner.places.isdisjoint(other.places) for other in self._stepped):
+        if not partner.places.isdisjoint(self._taken):
             return Joins.ANEW
         return Joins.INSTEAD if replaced else Joins.BESIDE
 
@@ -123,18 +122,20 @@ class Partners:
         partner = self._all[optimizer]
         partner.steps += 1
         self._stepped.append(partner)
+        self._taken |= partner.places
+        known = self._now()
         if not partner.awaited:
             partner.awaited, partner.absent = True, 0
+            known.awaited = None
             return False
-        taken = frozenset().union(*(other.places for other in self._stepped))
-        own = [other for other in self._all.values() if other.awaited and not other.guest]
-        if any(other.places.isdisjoint(taken) for other in own):
+        if known.waits(self._taken):
             return False
+        own = known.own
         if len(own) == 1:
             self._sole, self._only = weakref.ref(optimizer), partner
         for other in own:
             other.absent = 0
-        self._stepped = []
+        self._start()
         return True
 
     def begin(self) -> None:
@@ -144,11 +145,22 @@ class Partners:
                 if partner.awaited and partner not in self._stepped:
                     partner.absent += 1
                     partner.awaited = partner.absent < GONE
-            self._stepped = []
+            self._start()
+
+    def _start(self, stepped: Sequence[Partner] = ()) -> None:
+        """Begin a record that those have stepped for."""
+        self._stepped, self._taken = list(stepped), set().union(*(partner.places for partner in stepped))
+        self._known.awaited = None
+
+    def _now(self) -> _Known:
+        """Return what follows from all of them, made anew where one has come or gone."""
+        if self._known.count != len(self._all):
+            self._known = _Known(tuple(self._all.values()))
+        return self._known
 
     def _meet(self, step: OptimizerStep, known: Partner | None) -> Partner:
         """Take note of an optimizer, or of what it owns now."""
-        places = step.owned.places
+        places, self._known = step.owned.places, _Known()
         if known is not None:
             known.source, known.places = step.owned, places
             return known
@@ -168,8 +180,46 @@ class Partners:
             partner.guest = partner.source.outside and any(partner.places < other.places for other in every)
         mine = [partner for partner in self._stepped if not partner.guest]
         replaced = len(mine) < len(self._stepped)
-        self._stepped = mine
+        self._known = _Known()
+        self._start(mine)
         return replaced
+
+
+class _Known:
+    """What follows from the optimizers there are, so that a step among many looks at its own parameters only.
+
+    Args:
+        every: All of them.
+
+    Attributes:
+        count: How many they are; none where this is to be made anew.
+        awaited: Those that the open record may still wait for; ``None`` where they are to be listed anew.
+    """
+
+    def __init__(self, every: Sequence[Partner] = ()) -> None:
+        self._every, self.count = every, len(every)
+        self.awaited: list[Partner] | None = None
+
+    @functools.cached_property
+    def sites(self) -> tuple[str, ...]:
+        """Names by number; empty unless several train the model."""
+        if sum(not partner.guest for partner in self._every) < 2:
+            return ()
+        names = {partner.number: partner.site for partner in self._every}
+        return tuple(names.get(number, f"optimizer.{number}") for number in range(max(names) + 1))
+
+    @property
+    def own(self) -> list[Partner]:
+        """Those that a record is complete with."""
+        return [partner for partner in self._every if partner.awaited and not partner.guest]
+
+    def waits(self, taken: set[int]) -> bool:
+        """Whether a record waits for one that owns nothing of what has stepped."""
+        if self.awaited is None:
+            self.awaited = self.own
+        while self.awaited and not self.awaited[-1].places.isdisjoint(taken):
+            self.awaited.pop()
+        return bool(self.awaited)
 
 
 class Roles:

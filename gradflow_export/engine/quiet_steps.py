@@ -114,7 +114,7 @@ class QuietSteps:
                 self._glances[optimizer] = Glance(optimizer)
             glance = self._glances[optimizer]
             model = loop.hand.model()
-            with torch_private.no_function_modes():
+            with torch_private.no_functions():
                 seen = glance.sees(optimizer, at, None if model is None else model.training)
             looks = seen and loop.pace.suspect(at, loop.schedule, loop.clock.stretch, spacing=loop.clock.spacing)
             later = 0 if looks else 1 if glance.doubts else self._between

@@ -221,14 +221,14 @@ class TrainingLoop:
 
     def _collect(self, scalars: dict[str, float]) -> None:
         """Put what the instruments hold into the open bundle."""
-        now = time.perf_counter()
+        now, first = time.perf_counter(), self.open is None
         if self.open is None:
             self.open = Bundle(self.steps + 1, time.time())
         bundle = self.open
         bundle.wall_time, self._collected = time.time(), now
         if not self.recorded:
             # The step after the first is planned late, so that its forward pass may have been watched in vain.
-            for called in self.instruments.hooked:
+            for called in self.instruments.hooked if first else ():
                 called.forget()
             return
         for _, read in self._numbers:

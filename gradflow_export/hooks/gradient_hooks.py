@@ -182,7 +182,8 @@ class GradientStore:
 
     def _arrived(self, index: int, generation: int, gradient: Tensor | None) -> None:
         part = self._part
-        if _is_compiling() or part.off or gradient is None:  # of several outputs one that nothing takes has none
+        # Of several outputs one that nothing takes has none.
+        if _is_compiling() or part.off or gradient is None or torch_private.is_batched(gradient):
             return
         began = time.perf_counter()
         try:

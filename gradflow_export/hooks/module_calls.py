@@ -27,7 +27,7 @@ Handler = Callable[[nn.Module, tuple[Any, ...], Any], None]
 _is_compiling = torch.compiler.is_compiling
 _traces, _dispatch_modes, _is_tracing = torch_private.traces, torch_private.dispatch_modes, torch_private.is_tracing
 _is_grad_enabled = torch.is_grad_enabled
-_transform, _modes = torch_private.transform, torch_private.function_modes
+_transform, _no_functions = torch_private.transform, torch_private.no_functions
 
 
 class ModuleCalls:
@@ -150,13 +150,9 @@ class ModuleCalls:
         # Under torch.func.vmap or grad tensors are wrapped: they must not outlive the call, and no hook reports them.
         if _is_grad_enabled() and _transform() is None:
             self.seen = True
-            if _dispatch_modes() or _modes():  # of the user's, which are to see nothing of ours
-                with torch_private.no_modes():
-                    for handler in entry[1]:
-                        handler(module, args, output)
-                return
-            for handler in entry[1]:
-                handler(module, args, output)
+            with torch_private.no_modes() if _dispatch_modes() else _no_functions():
+                for handler in entry[1]:
+                    handler(module, args, output)
         elif self.on_passed_over is not None:
             self.on_passed_over(module)
 

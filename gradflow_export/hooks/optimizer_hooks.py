@@ -243,7 +243,7 @@ def always(hook: Callable[[Optimizer], None], part: Part) -> StepHook:
             return
         began = time.perf_counter()
         try:
-            with torch_private.no_function_modes():
+            with torch_private.no_functions():
                 hook(optimizer)
         except Exception as error:
             failed = True

@@ -98,10 +98,10 @@ _proxies: Callable[[], Any] = _find("torch.fx.experimental.proxy_tensor.get_prox
 # How many function modes there are, a default device among them; without it the default device is asked for each time.
 function_modes: Callable[[], int] = _find("torch._C._len_torch_function_stack", _some)
 
-# The innermost function transform (vmap, grad) that is running; without it calls inside one are read as if outside.
+# The innermost function transform (vmap, grad), and what it or is_grads_batched wraps; else read as if outside.
 transform: Callable[[], Any] = _find("torch._C._functorch.peek_interpreter_stack", _nothing)
 is_transformed: Callable[[Tensor], bool] = _find("torch._C._functorch.is_functorch_wrapped_tensor", _never)
-
+is_batched: Callable[[Tensor], bool] = _find("torch._C._functorch.is_legacy_batchedtensor", _never)
 # Number of the backward pass that is running, -1 outside; without it several passes of a step are counted as one.
 backward_number: Callable[[], int] = _find("torch._C._current_graph_task_id", _no_task)
 
@@ -120,9 +120,9 @@ Dropout: Any = _find("torch.nn.modules.dropout._DropoutNd", _DROPOUTS)
 Loss: Any = _find("torch.nn.modules.loss._Loss", _Nothing)
 AttentionOutput: Any = _find("torch.nn.modules.linear.NonDynamicallyQuantizableLinear", _Nothing)
 
-# Contexts without the modes of the moment; without them modes of the user's, as a FlopCounterMode, see what is ours.
+# Without modes, and without what subclasses of tensors add to functions; else those of the user see ours.
 no_dispatch_modes: Any = _find("torch.utils._python_dispatch._disable_current_modes", _NoMode)
-no_function_modes: Any = _find("torch._C.DisableTorchFunction", _NoMode)
+no_functions: Any = _find("torch._C.DisableTorchFunction", _NoMode)
 
 # A mode that sees every operation; without it a repeated pass over a sharded model is not ended at its collectives.
 if not TYPE_CHECKING:
@@ -168,7 +168,7 @@ def default_store() -> Any:
 @contextlib.contextmanager
 def no_modes() -> Iterator[None]:
     """Compute as if there were no mode: nobody sees it, and new tensors hold numbers whatever the default device is."""
-    with no_dispatch_modes(), no_function_modes():
+    with no_dispatch_modes(), no_functions():
         yield
 
 

@@ -107,8 +107,7 @@ class RunSummary:
             seconds *= max(record.step - self.last, 1)  # both are of all steps since the record before
             self._elapsed, self._own = self._elapsed + seconds, self._own + share * seconds
         self.first = self.first or self._begun or record.step
-        if record.readings or not self.course.steps:  # what is found once a run is over is of no step
-            self.course.add(record)
+        self.course.add(record)
         self._stored.add(record)
         self._trained = _trained(record) or self._trained
         self.spacing = max(self.spacing, record.value("schedule.spacing") or 1.0)

@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
@@ -60,6 +61,64 @@ def trained(mode, watched, steps=24):
 def test_a_mode_that_draws_random_numbers_draws_as_many(mode):
     """What is ours would draw more of them, and the training would be another one."""
     assert trained(mode, watched=True) == trained(mode, watched=False)
+
+
+class Counted(torch.Tensor):
+    """Inputs whose subclass counts every function, draws a random number in it, and knows few of them."""
+
+    calls: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        cls.calls.append(name)
+        if name not in {"linear", "tanh", "square", "mean", "backward"}:
+            raise NotImplementedError(f"no rule for {name}")
+        torch.rand(())
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def counted(watched, budget):
+    """Train a small model on such inputs; return the functions that were called, and the weights."""
+    torch.manual_seed(0)
+    Counted.calls.clear()
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    exporter = Exporter(model, backends=[MemoryWriter()], strict=True, budget=budget).watch() if watched else None
+    for _ in range(24):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8).as_subclass(Counted)).square().mean().backward()
+        optimizer.step()
+    if exporter is not None:
+        exporter.close()
+    return [*Counted.calls], [parameter.tolist() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("budget", [0.05, None])
+def test_a_subclass_of_the_inputs_sees_the_functions_of_the_training_alone(budget):
+    """What it does at each, be it a random number or a refusal, is done as often as without us."""
+    assert counted(True, budget) == counted(False, budget)
+
+
+@pytest.mark.parametrize("odd", ["many gradients at once", "rows of several lengths"])
+def test_tensors_that_hardly_know_an_operation_end_no_reading(odd):
+    """Gradients of ``is_grads_batched``, and nested tensors of the newer kind."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, budget=None).watch() as exporter:
+        for _ in range(12):
+            optimizer.zero_grad()
+            if odd == "many gradients at once":
+                out = model(torch.randn(4, 8))
+                every = torch.eye(16).reshape(16, 4, 4)
+                torch.autograd.grad(out, model[2].weight, every, retain_graph=True, is_grads_batched=True)
+            else:
+                rows = [torch.randn(3, 8), torch.randn(5, 8)]
+                out = model(torch.nested.nested_tensor(rows, layout=torch.jagged)).values()
+            out.square().mean().backward()
+            optimizer.step()
+    assert exporter.summary()["set_aside"] == []
 
 
 @pytest.mark.parametrize("others", [False, True])

@@ -136,7 +136,7 @@ class NumericalStabilityManager:
             NumericalAnomalyError: The step holds NaN or Inf, and the policy or the debugging mode is ``"raise"``.
             ArgumentTypeError: An argument has the wrong type.
         """
-        with torch_private.no_function_modes():
+        with torch_private.no_functions():
             return self._step(model, loss, optimizer)
 
     def _step(self, model: nn.Module, loss: Tensor | float, optimizer: Optimizer) -> dict[str, Any]:
