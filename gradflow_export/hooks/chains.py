@@ -77,7 +77,8 @@ class Chains:
 
     def is_layer(self, module: nn.Module) -> bool:
         """Whether a module does something of its own with one layer at most, and is not torch's wrapper of another."""
-        if self._owners.get(id(module), 0) > 1 or type(module).forward in (nn.Module.forward, nn.Sequential.forward):
+        forward = getattr(type(module), "forward", None)  # a scripted class has none
+        if self._owners.get(id(module), 0) > 1 or forward in (nn.Module.forward, nn.Sequential.forward):
             return False
         return torch_private.inside(module) is None and all(
             part not in torch_private.WRAPPERS for part, _ in module.named_children()

@@ -293,4 +293,4 @@ def forget_code(modules: Sequence[nn.Module]) -> None:
     has code for had other hooks. Only code that exists is forgotten.
     """
     with contextlib.suppress(Exception):  # no public form: where it has changed, silence is noticed and reported
-        torch_private.forget_code([type(module).forward for module in modules])
+        torch_private.forget_code([getattr(type(module), "forward", nn.Module.forward) for module in modules])

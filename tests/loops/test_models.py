@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from gradflow_export import Exporter, MemoryWriter
+
 
 def run(model, optimizer, notes, loss_of, steps=4):
     """Train some steps, noting what the twin sees."""
@@ -474,3 +476,25 @@ def test_function_transforms_are_passed_over(transform, watching, recorded):
     records = recorded(exporter)
     assert list(records[0].get("block.gradient_norm").values) == pytest.approx(wanted, rel=1e-5)
     assert all(record.get("activation.dead_share") is not None for record in records)
+
+
+@pytest.mark.parametrize("part", [lambda: nn.Linear(6, 6), lambda: nn.Sequential(nn.Linear(6, 6), nn.ReLU())])
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_part_that_is_scripted_is_watched_like_any_other(part, inside):
+    """Its class has no ``forward`` of its own, be it a layer or a container, in a model or beside others."""
+
+    def trained(watched):
+        torch.manual_seed(0)
+        first, last = torch.jit.script(part()), nn.Linear(6, 2)
+        model = nn.Sequential(first, last) if inside else nn.ModuleList([first, last])
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        exporter = Exporter(model, backends=[MemoryWriter()], strict=True).watch() if watched else None
+        for _ in range(8):
+            optimizer.zero_grad()
+            last(first(torch.randn(4, 6))).square().mean().backward()
+            optimizer.step()
+        if exporter is not None:
+            exporter.close()
+        return [parameter.tolist() for parameter in model.parameters()]
+
+    assert trained(True) == trained(False)
