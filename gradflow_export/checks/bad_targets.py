@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.records.verdict import own_losses
@@ -32,9 +34,9 @@ class ConstantTargets(Check):
         dataset = list(zip(images, labels))
 
     Not reported:
-        Fewer than 128 targets or 8 batches were read; another network takes part, as in a GAN, or several optimizers
-        have losses of their own; the targets are class 0 of a contrastive loss, which puts each positive before its
-        negatives.
+        Other terms have targets that differ (LOW); fewer than 128 targets or 8 batches were read; another network
+        takes part, as in a GAN, or several optimizers have losses of their own; the targets are class 0 of a
+        contrastive loss, which puts each positive before its negatives.
 
     Attributes:
         samples: Minimum number of targets read.
@@ -51,13 +53,17 @@ class ConstantTargets(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the targets seen so far."""
+        # Beside targets that differ, constant ones are a penalty on what a layer gives, as on activations.
+        severity = (
+            Severity.LOW if np.nanmax(history.at_sites("target.distinct").values, initial=0.0) > 1 else Severity.HIGH
+        )
         for site in () if own_losses(record.get("optimizer.loss")) else layers_of(record, "target.distinct"):
             counts, rows = past(history, "target.distinct", site), seen(record, "target.rows", site) or 0.0
             if len(counts) >= self.readings and counts.max() <= 1 and rows >= self.samples:
                 return (
                     Finding(
                         IssueType.BAD_TARGETS,
-                        Severity.HIGH,
+                        severity,
                         ("target",),
                         1.0,
                         2.0,

@@ -219,7 +219,8 @@ class Judge:
     def _raise_issue(self, index: int, rule: Rule, step: int, finding: Finding) -> int | None:
         watches = self._watches[index]
         keys = _keys(rule, finding)
-        if _explained(rule, step, finding, self._issues.values()):
+        late = self._history.ended and finding.severity < Severity.MEDIUM  # the end is no time for remarks
+        if late or _explained(rule, step, finding, self._issues.values()):
             return None
         mine = next((item for item in self._open if item.rule == index and not item.keys.isdisjoint(keys)), None)
         if mine is not None and self._grow(mine, finding):

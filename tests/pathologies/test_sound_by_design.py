@@ -230,6 +230,25 @@ def test_what_is_meant_raises_no_alarm(name):
     assert [issue for issue in exporter.issues if issue.severity > Severity.LOW] == []
 
 
+@pytest.mark.parametrize("weight", [1e-3, 0.1])
+def test_a_penalty_on_activations_is_no_target_that_never_varies(weight):
+    """Written as a mean squared error against zeros, beside a loss whose targets differ."""
+    torch.manual_seed(0)
+    body, head = nn.Sequential(nn.Linear(8, 64), nn.ReLU()), nn.Linear(64, 2)
+    model = nn.ModuleList([body, head])
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    with Exporter(model, backends=[MemoryWriter()], strict=True, verbose=0) as exporter:
+        exporter.watch()
+        for _ in range(60):
+            x = torch.randn(64, 8)
+            hidden = body(x)
+            penalty = F.mse_loss(hidden, torch.zeros_like(hidden))
+            optimizer.zero_grad()
+            (F.cross_entropy(head(hidden), (x[:, 0] > x[:, 1]).long()) + weight * penalty).backward()
+            optimizer.step()
+    assert [issue for issue in exporter.issues if issue.severity >= Severity.MEDIUM] == []
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_block_that_is_cut_off_is_told_wherever_it_stands(place):
     """A branch is without use only beside others of its block that learn."""

@@ -466,9 +466,10 @@ class Hopeful(Rule):
     needs: ClassVar[tuple[str, ...]] = ("loss",)
     final: ClassVar[bool] = True
     follows_from: tuple[str, ...] = ()
+    worst: Severity = Severity.MEDIUM
 
     def check(self, record, history):
-        severity = Severity.MEDIUM if history.ended else Severity.LOW
+        severity = self.worst if history.ended else Severity.LOW
         found = Finding(
             IssueType.NOT_LEARNING, severity, ("",), 2.0, 1.0, "high", "wait", follows_from=self.follows_from,
             urgent=history.ended,
@@ -495,6 +496,12 @@ def test_the_end_says_nothing_of_a_run_that_came_down():
         judge.check(record(step, loss=loss))
     assert judge.end() == ()
     assert [issue.severity for issue in judge.issues] == [Severity.LOW]
+
+
+def test_the_end_is_no_time_for_remarks():
+    judge = Judge([Hopeful(patience=2, worst=Severity.LOW)], strict=True)
+    judge.check(record(1, loss=2.0))
+    assert judge.end() == ()
 
 
 def test_what_is_explained_becomes_no_worse():
