@@ -230,12 +230,14 @@ class NotTraining(Check):
         used = tuple(name for name in names if called[name] and name not in gone)
         unused = tuple(name for name in names if not called[name] and name not in gone)
         yield from taken(names, gone)
+        known = bool(((ever & Wiring.CALLED) > 0).any())  # else the model itself was never called
         if used:
             yield Told(
                 "no gradient",
                 used,
-                f"forward() uses their modules, but no gradient {'comes back any more' if lost else 'ever came back'}: "
-                "the graph is cut between them and the loss",
+                f"{'forward() uses their modules, but ' * known}no gradient "
+                f"{'comes back any more' if lost else 'ever came back'}: "
+                f"{'' if known else 'their modules are not called, or '}the graph is cut between them and the loss",
                 (
                     f"search the code after {owner(used[-1]) or used[-1]} for .detach(), .data, .item(), .numpy(), "
                     "torch.no_grad(), argmax, rounding or torch.tensor(...), and use the tensor itself."
