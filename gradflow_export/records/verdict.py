@@ -77,7 +77,7 @@ class Course:
     def add(self, record: StepRecord) -> None:
         """Take in one record."""
         alone = passes_alone(record)
-        if (alone or not record.readings) and self.stepped:  # no step, as what is found once a run is over
+        if alone and self.stepped:  # no step
             return
         # What came before the first step was none.
         self.steps, self.last = (self.steps if alone or self.stepped else 0) + 1, record.step
