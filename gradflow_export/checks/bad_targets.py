@@ -54,16 +54,14 @@ class ConstantTargets(Check):
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the targets seen so far."""
         # Beside targets that differ, constant ones are a penalty on what a layer gives, as on activations.
-        severity = (
-            Severity.LOW if np.nanmax(history.at_sites("target.distinct").values, initial=0.0) > 1 else Severity.HIGH
-        )
+        differ = np.nanmax(history.at_sites("target.distinct").values, initial=0.0) > 1
         for site in () if own_losses(record.get("optimizer.loss")) else layers_of(record, "target.distinct"):
             counts, rows = past(history, "target.distinct", site), seen(record, "target.rows", site) or 0.0
             if len(counts) >= self.readings and counts.max() <= 1 and rows >= self.samples:
                 return (
                     Finding(
                         IssueType.BAD_TARGETS,
-                        severity,
+                        Severity.LOW if differ else Severity.HIGH,
                         ("target",),
                         1.0,
                         2.0,

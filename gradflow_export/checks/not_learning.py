@@ -81,10 +81,9 @@ class NotLearning(Check):
     falls would get there within ``soon`` times the steps so far.
 
     Below ``hardly`` the severity is MEDIUM. It is LOW above it, while the learning rate or the gradient rises, before
-    step ``patient`` if anything was learned, and if
-    the loss falls: many losses fall slowly at first, so a straight line through them ends too high. At the end of the
-    run nothing is yet to come, and only what was learned counts. What was learned by then and is lost again is
-    DIVERGING, or is learned anew.
+    step ``patient`` if anything was learned, and if the loss falls: many losses fall slowly at first, so a straight
+    line through them ends too high. At the end of the run nothing is yet to come, and only what was learned counts.
+    What was learned by then and is lost again is DIVERGING, or is learned anew.
 
     For any loss: a model whose outputs are equal for all samples of a batch, up to rounding, although the inputs
     differ, in ``readings`` consecutive readings, does not use its inputs, or averages over the samples.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,9 +72,12 @@ class Partners:
         self._all: weakref.WeakKeyDictionary[object, Partner] = weakref.WeakKeyDictionary()
         self._stepped: list[Partner] = []
         self._taken: set[int] = set()
-        self._known = _Known()
+        # What follows from so many of them; nothing here keeps one, or its parameters, alive.
+        self._count = 0
+        self._names: tuple[str, ...] | None = None
+        self._awaited: list[weakref.ref[Partner]] | None = None
         self._sole: weakref.ref[object] | None = None
-        self._only: Partner | None = None
+        self._only: weakref.ref[Partner] | None = None
         self.roles: Roles | None = None
 
     def __bool__(self) -> bool:
@@ -94,7 +96,13 @@ class Partners:
     @property
     def sites(self) -> tuple[str, ...]:
         """Names by number of the optimizers that train the model; empty unless there are several."""
-        return self._now().sites
+        self._look()
+        if self._names is None:
+            names = {partner.number: partner.site for partner in self._all.values()}
+            several = sum(not partner.guest for partner in self._all.values()) > 1
+            every = range(max(names) + 1) if several else ()
+            self._names = tuple(names.get(number, f"optimizer.{number}") for number in every)
+        return self._names
 
     def admit(self, step: OptimizerStep) -> Joins:
         """Say how an optimizer that begins to step, and is not the only one, belongs to the open record."""
@@ -116,23 +124,23 @@ class Partners:
 
     def step(self, optimizer: object) -> bool:
         """Note a step; True when the record is complete."""
-        if self._only is not None and self.is_sole(optimizer):
-            self._only.steps += 1
+        only = None if self._only is None else self._only()
+        if only is not None and self.is_sole(optimizer):
+            only.steps += 1
             return True
         partner = self._all[optimizer]
         partner.steps += 1
         self._stepped.append(partner)
         self._taken |= partner.places
-        known = self._now()
+        self._look()
         if not partner.awaited:
-            partner.awaited, partner.absent = True, 0
-            known.awaited = None
+            partner.awaited, partner.absent, self._awaited = True, 0, None
             return False
-        if known.waits(self._taken):
+        if self._waits():
             return False
-        own = known.own
+        own = self._own()
         if len(own) == 1:
-            self._sole, self._only = weakref.ref(optimizer), partner
+            self._sole, self._only = weakref.ref(optimizer), weakref.ref(partner)
         for other in own:
             other.absent = 0
         self._start()
@@ -150,17 +158,27 @@ class Partners:
     def _start(self, stepped: Sequence[Partner] = ()) -> None:
         """Begin a record that those have stepped for."""
         self._stepped, self._taken = list(stepped), set().union(*(partner.places for partner in stepped))
-        self._known.awaited = None
+        self._awaited = None
 
-    def _now(self) -> _Known:
-        """Return what follows from all of them, made anew where one has come or gone."""
-        if self._known.count != len(self._all):
-            self._known = _Known(tuple(self._all.values()))
-        return self._known
+    def _look(self) -> None:
+        """Forget what follows from all of them where one has come or gone; a step among many asks no others."""
+        if self._count != len(self._all):
+            self._count, self._names, self._awaited = len(self._all), None, None
+
+    def _own(self) -> list[Partner]:
+        return [partner for partner in self._all.values() if partner.awaited and not partner.guest]
+
+    def _waits(self) -> bool:
+        """Whether the record waits for one that owns nothing of what has stepped."""
+        if self._awaited is None:
+            self._awaited = [weakref.ref(partner) for partner in self._own()]
+        while self._awaited and ((one := self._awaited[-1]()) is None or not one.places.isdisjoint(self._taken)):
+            self._awaited.pop()
+        return bool(self._awaited)
 
     def _meet(self, step: OptimizerStep, known: Partner | None) -> Partner:
         """Take note of an optimizer, or of what it owns now."""
-        places, self._known = step.owned.places, _Known()
+        places, self._count = step.owned.places, -1
         if known is not None:
             known.source, known.places = step.owned, places
             return known
@@ -180,46 +198,9 @@ class Partners:
             partner.guest = partner.source.outside and any(partner.places < other.places for other in every)
         mine = [partner for partner in self._stepped if not partner.guest]
         replaced = len(mine) < len(self._stepped)
-        self._known = _Known()
+        self._count = -1
         self._start(mine)
         return replaced
-
-
-class _Known:
-    """What follows from the optimizers there are, so that a step among many looks at its own parameters only.
-
-    Args:
-        every: All of them.
-
-    Attributes:
-        count: How many they are; none where this is to be made anew.
-        awaited: Those that the open record may still wait for; ``None`` where they are to be listed anew.
-    """
-
-    def __init__(self, every: Sequence[Partner] = ()) -> None:
-        self._every, self.count = every, len(every)
-        self.awaited: list[Partner] | None = None
-
-    @functools.cached_property
-    def sites(self) -> tuple[str, ...]:
-        """Names by number; empty unless several train the model."""
-        if sum(not partner.guest for partner in self._every) < 2:
-            return ()
-        names = {partner.number: partner.site for partner in self._every}
-        return tuple(names.get(number, f"optimizer.{number}") for number in range(max(names) + 1))
-
-    @property
-    def own(self) -> list[Partner]:
-        """Those that a record is complete with."""
-        return [partner for partner in self._every if partner.awaited and not partner.guest]
-
-    def waits(self, taken: set[int]) -> bool:
-        """Whether a record waits for one that owns nothing of what has stepped."""
-        if self.awaited is None:
-            self.awaited = self.own
-        while self.awaited and not self.awaited[-1].places.isdisjoint(taken):
-            self.awaited.pop()
-        return bool(self.awaited)
 
 
 class Roles:

@@ -1,9 +1,14 @@
 """A record of several optimizers is complete when each of those that are awaited has stepped."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from gradflow_export.engine.optimizer_groups import GONE, Joins, Partners
 
@@ -59,12 +64,8 @@ def test_who_is_awaited_is_as_if_everybody_was_asked_in_each_step(owned, order):
             partners.begin()
             plain.begin(places)
         assert partners.step(every[one]) == plain.step(one, places)
-    assert len(partners.sites) == (len(set(order_of(order, owned))) if len(set(order_of(order, owned))) > 1 else 0)
-
-
-def order_of(order, owned):
-    """Return who stepped."""
-    return [index % len(owned) for index in order]
+    came = {index % len(owned) for index in order}
+    assert len(partners.sites) == (len(came) if len(came) > 1 else 0)
 
 
 def test_names_follow_those_that_come_and_go():
@@ -80,3 +81,27 @@ def test_names_follow_those_that_come_and_go():
     del one
     every.pop(1)
     assert partners.sites == ("Optimizer.0", "optimizer.1", "Optimizer.2")
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_parameters_of_optimizers_that_are_gone_are_kept_by_nobody(several):
+    """A model that was trained and let go is freed, though its exporter is there."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    parts = [model[0], model[2]] if several else [model]
+    optimizers = [torch.optim.Adam(part.parameters()) for part in parts]
+    partners = Partners()
+    for _ in range(4):
+        for number, optimizer in enumerate(optimizers):
+            own = [*parts[number].parameters()]
+            owned = SimpleNamespace(places=frozenset({number}), outside=False, parameters=own)
+            if not partners.is_sole(optimizer):
+                joins = partners.admit(SimpleNamespace(optimizer=optimizer, owned=owned))
+                if joins is Joins.ANEW:
+                    partners.begin()
+            partners.step(optimizer)
+    left = [weakref.ref(parameter) for parameter in model.parameters()]
+    del model, parts, optimizers, optimizer, own, owned
+    gc.collect()
+    assert [reference() for reference in left] == [None] * 4
+    assert partners.sites == ()

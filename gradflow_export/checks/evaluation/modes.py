@@ -149,7 +149,7 @@ class DrownedByDropout(Check):
     Dropout with probability ``p`` adds noise to each unit whose power is ``p / (1 - p)`` times that of the unit: 19
     times at 0.95, and 1 at 0.5. It is reported where that is ``noise`` or more, and after ``settle`` steps the loss has
     stopped to fall above ``halfway`` of its first value or above ``level`` of that of the best constant prediction, or
-    falls towards that one alone. At the end of the run a loss that still falls counts as well.
+    falls towards that one alone. At the end of the run a loss that still falls counts as well, if that level is known.
 
     Why it is bad:
         The layers after it see mostly noise, and so does the gradient. The model can only learn what is left when most
@@ -189,9 +189,9 @@ class DrownedByDropout(Check):
         dropped, loss, least = history.at_sites(_DROPPED), history.run("loss"), self.noise / (1.0 + self.noise)
         layers = tuple(dropped.sites[index] for index in np.flatnonzero(dropped.first >= least))
         share, high = float(dropped.first.max(initial=0.0)), median(loss.values[-20:]) > self.halfway * loss.first
-        if history.at_sites("loss.over_constant").sites:
-            high = none_better(history, self.level, 5) is not None
-        falls = not history.ended and still_falls(history, most=constant_level(history))
+        known = bool(history.at_sites("loss.over_constant").sites)
+        high = none_better(history, self.level, 5) is not None if known else high
+        falls = not (history.ended and known) and still_falls(history, most=constant_level(history))
         if not (layers and high and history.seen >= self.settle) or falls:
             return ()
         return (
