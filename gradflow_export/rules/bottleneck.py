@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
@@ -14,10 +14,13 @@ from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.attention import stacks
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import Floats, only, reading_of
+from gradflow_export.rules.evidence import Floats, only, past, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import margin
 from gradflow_export.rules.signals import Chain, chains, inside, outlying, owner, solved, stuck
+
+READINGS = 5
+"""Last readings of the loss of a term whose median counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +126,9 @@ class RankBottleneck(Rule):
     ``1 / rank + 1 / (n - 1)``, which holds for the participation ratio of normally distributed rows and is at most
     lower for this rank.
 
+    A remark until the loss has had ``settle`` steps, or the run has ended, and while it is far below a constant's: only
+    then is something lost that the task needs.
+
     Source: effective rank, Roy and Vetterli 2007, EUSIPCO; of few rows, moments of the Wishart distribution.
 
     Attributes:
@@ -130,6 +136,8 @@ class RankBottleneck(Rule):
         least: Least effective rank of the preceding block.
         waist: Minimum fraction of its rank that a later block spans, where that block is narrower than the one it
             feeds.
+        settle: Steps that the loss has to fall.
+        fits: Fraction of a constant's loss that is not lost on a narrow layer.
         patience: Ranks are read in groups of four steps whose samples are pooled, with long intervals between the
             groups.
     """
@@ -137,13 +145,16 @@ class RankBottleneck(Rule):
     ratio: float = 0.25
     least: float = 4.0
     waist: float = 0.9
+    settle: int = 100
+    fits: float = 0.2
     patience: int = 3
     heal: int = 2
 
     name: ClassVar[str] = "bottleneck-rank"
     needs: ClassVar[tuple[str, ...]] = ("block.effective_rank",)
-    remembers: ClassVar[tuple[str, ...]] = ("loss", "parameter.initial_gain", "target.directions")
+    remembers: ClassVar[tuple[str, ...]] = ("loss", "loss.over_constant", "parameter.initial_gain", "target.directions")
     by_layer: ClassVar[bool] = True
+    final: ClassVar[bool] = True
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the ranks of this record."""
@@ -151,10 +162,18 @@ class RankBottleneck(Rule):
             return ()
         waist = self.waist if history.run("loss").count and not stuck(history) else 0.0
         asked = float(history.at_sites("target.directions").values[-1:].max(initial=0.0))
-        found = (self._judge(record, links, waist, asked) for links in chains(record, "block.effective_rank"))
+        found = [self._judge(record, links, waist, asked) for links in chains(record, "block.effective_rank")]
+        if not self._costs(history):
+            found = [each and replace(each, severity=Severity.LOW) for each in found]
         gains = history.at_sites("parameter.initial_gain")
         blank = {owner(site) for site, gain in zip(gains.sites, gains.first.tolist(), strict=True) if gain == 0.0}
         return tuple(finding for finding in found if finding is not None and blank.isdisjoint(finding.layers))
+
+    def _costs(self, history: History) -> bool:
+        """Whether the loss has had its time and is not far below that of a constant, as far as it is known."""
+        terms = history.at_sites("loss.over_constant").sites
+        shares = [median(past(history, "loss.over_constant", term)[-READINGS:]) for term in terms]
+        return (history.ended or history.seen >= self.settle) and not max(shares, default=1.0) < self.fits
 
     def _judge(self, record: StepRecord, links: Chain, waist: float, asked: float) -> Finding | None:
         ranks, rows = np.exp(links.logs), reading_of(record, "block.rank_rows").as_dict()

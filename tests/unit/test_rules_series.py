@@ -206,6 +206,20 @@ def test_first_rank_drop_is_the_bottleneck():
     assert not judged(RankBottleneck(), repeat(3, block__effective_rank=named([3.9, 0.5, 0.5]))).issues
 
 
+@pytest.mark.parametrize(("share", "severity"), [(None, Severity.HIGH), (0.3, Severity.HIGH), (0.1, Severity.LOW)])
+def test_a_rank_drop_is_a_remark_until_the_loss_has_had_its_time(share, severity):
+    """A narrow layer may hold all that the task needs: then the loss ends far below a constant's."""
+    judge = Judge([RankBottleneck()], strict=True)
+    for told in repeat(3, block__effective_rank=named([20, 4, 8, 8])):
+        judge.check(told)
+    assert [issue.severity for issue in judge.issues] == [Severity.LOW]
+    known = {} if share is None else {"loss.over_constant": {"head": share}}
+    for step in range(4, 9):
+        judge.check(replace(record(step, loss=1.0), evidence=evidence_of(step, known)))
+    judge.end()
+    assert [issue.severity for issue in judge.issues] == [severity]
+
+
 def test_what_a_dead_unit_loses_is_no_bottleneck_of_the_next_layer():
     """No gradient arrives at what comes before it."""
     for arrives, count in ((0.0, 0), (1.0, 1)):
