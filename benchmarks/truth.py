@@ -130,7 +130,7 @@ class Loop:
         self.signal = self.noise = 0.0
         self.observed, self.way = observed, Way()
         self.whole = isinstance(model, Small)  # so few weights that their whole path is known
-        self.fired = {}
+        self.fired, self.with_state = {}, set()
         self.blocks = {f"blocks.{i}": block for i, block in enumerate(model.blocks)}
 
     def run(self):
@@ -418,7 +418,7 @@ class Loop:
     def of_moments(self, gradients):
         """Return what follows from the state of the optimizers after the step."""
         names = {id(p): n for n, p in self.model.named_parameters()}
-        ratios, small, momenta, horizons = {}, {}, {}, defaultdict(dict)
+        ratios, small, momenta, horizons, kept = {}, {}, {}, defaultdict(dict), {}
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 rates = dict(zip(("momentum", "square"), group.get("betas", (group.get("momentum"),)), strict=False))
@@ -427,6 +427,8 @@ class Loop:
                     for which, rate in rates.items():
                         if rate and not gradients[name].is_sparse:
                             horizons[f"parameter.{which}_steps"][name] = 1 / (1 - rate)
+                    if state:
+                        kept[name] = float(name in self.with_state)
                     momentum = state.get("momentum_buffer", state.get("exp_avg"))
                     if momentum is not None:
                         momenta[name] = float(momentum.double().norm())
@@ -436,7 +438,9 @@ class Loop:
                     ratios[name] = float((gradients[name].double() ** 2 / v.clamp(min=group["eps"] ** 2)).mean().sqrt())
                     known = v[v > 0]
                     small[name] = float((known.sqrt() < group["eps"]).double().mean()) if len(known) else 0.0
-        out = {**({"parameter.momentum_norm": momenta} if momenta else {}), **horizons}
+        self.with_state |= set(kept)
+        told = {"parameter.momentum_norm": momenta, "parameter.state_kept": kept}
+        out = {**{metric: values for metric, values in told.items() if values}, **horizons}
         if ratios:
             out |= {
                 "parameter.adam_rms": ratios,

@@ -83,11 +83,18 @@ class MomentInstrument(Instrument):
 
     def __init__(self) -> None:
         self._out: Drained = []
+        self._kept: dict[int, bool] = {}
 
     @property
     def specs(self) -> tuple[MetricSpec, ...]:
         """The metrics this instrument can give out."""
-        return tuple(spec(f"parameter.{name}") for name in ("momentum_norm", *HORIZONS, *NAMES))
+        return tuple(spec(f"parameter.{name}") for name in ("momentum_norm", "state_kept", *HORIZONS, *NAMES))
+
+    def before(self, step: OptimizerStep) -> None:
+        """Look which parameters one optimizer has a state for."""
+        if self.armed and isinstance(step.optimizer, Optimizer):
+            state, parameters = step.optimizer.state, step.owned.parameters
+            self._kept = {index: bool(state.get(parameters[index])) for index in _some(parameters)}
 
     def after(self, step: OptimizerStep) -> None:
         """Read the state of one optimizer right after it stepped."""
@@ -97,7 +104,7 @@ class MomentInstrument(Instrument):
         first: dict[int, Tensor] = {}
         adam: dict[int, _Adam] = {}
         with torch.no_grad():
-            for index in range(0, len(owned.parameters), -(-len(owned.parameters) // PARAMETERS) or 1):
+            for index in _some(owned.parameters):
                 parameter, group = owned.parameters[index], owned.groups[index]
                 state: Mapping[str, Any] = optimizer.state.get(parameter, {})
                 moment = next((state[name] for name in _FIRST if isinstance(state.get(name), Tensor)), None)
@@ -106,6 +113,9 @@ class MomentInstrument(Instrument):
                 found = _read(parameter, state, optimizer.param_groups[group])
                 if found is not None:
                     adam[index] = found
+            states = [i for i in self._kept if i < len(owned.parameters) and optimizer.state.get(owned.parameters[i])]
+            if states:
+                self._give("state_kept", step, states, np.array([float(self._kept[index]) for index in states]))
             if first:
                 norms = l2_norms([dense_entries(moment) for moment in first.values()])
                 self._give("momentum_norm", step, list(first), norms)
@@ -138,6 +148,11 @@ class MomentInstrument(Instrument):
         owned = step.owned
         where = np.asarray(owned.where)[indices]
         self._out.append(Pending(f"parameter.{name}", owned.sites, values, where))
+
+
+def _some(parameters: Sequence[Tensor]) -> range:
+    """Return the places of the parameters that are looked at."""
+    return range(0, len(parameters), -(-len(parameters) // PARAMETERS) or 1)
 
 
 def _pair(group: Mapping[str, Any]) -> tuple[float, float] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import ClassVar
 
 import numpy as np
@@ -113,42 +114,35 @@ class LongMomentum(Rule):
 class NewEachStep(Rule):
     """Report an optimizer that is made anew, or loses its state, before every step.
 
-    The first momentum of Adam is ``(1 - beta1) g``, that of SGD is ``g``. Later ones hold earlier gradients as well: in
-    half of the parameters, reading after reading, their norm is that of a first one only if there is no earlier step.
-    Adam then moves each weight by the learning rate along the sign of a single gradient.
+    Adam then moves each weight by the learning rate along the sign of a single gradient, and RMSprop by more: the
+    averages that it divides by begin at 0. A state that was ever kept from one step to the next is none of this.
 
     Attributes:
-        apart: Maximum difference of the norms, as a fraction; a penalty on the weights is part of the momentum alone.
-        patience: Several steps in a row, of which only one is the first.
+        readings: Minimum number of readings.
+        patience: One; several readings already require persistence.
     """
 
-    apart: float = 0.01
-    patience: int = 5
+    readings: int = 5
+    patience: int = 1
 
     name: ClassVar[str] = "new each step"
-    needs: ClassVar[tuple[str, ...]] = ("parameter.momentum_norm",)
+    needs: ClassVar[tuple[str, ...]] = ("parameter.state_kept",)
+    remembers: ClassVar[tuple[str, ...]] = ("parameter.state_kept",)
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
-        """Compare momentum and gradient of this record."""
-        found = ("momentum_norm", "momentum_steps", "square_steps", "gradient_norm")
-        momentum, steps, squares, gradient = (
-            {site: value or 0.0 for site, value in reading_of(record, f"parameter.{name}").as_dict().items()}
-            for name in found
-        )
-        left = record.value("gradient.clip_scale") or 1.0
-        known = [site for site, size in momentum.items() if size and steps.get(site) and gradient.get(site)]
-        first = [left * gradient[site] / (steps[site] if squares.get(site) else 1.0) for site in known]
-        apart = median(np.abs(np.array([momentum[site] for site in known]) / first - 1.0)) if known else 1.0
-        if apart > self.apart:
+        """Judge all readings so far."""
+        kept = history.at_sites("parameter.state_kept")
+        anew = (kept.present.sum(axis=0) >= self.readings) & (kept.high == 0.0)
+        if not anew.any():
             return ()
         message = (
-            "the momentum of the optimizer holds the gradient of a single step, reading after reading: its state "
-            "begins anew at every step, so nothing is averaged over steps."
+            f"the state of the optimizer for {some(tuple(compress(kept.sites, anew)))} begins anew at every step, "
+            "reading after reading: nothing is averaged over steps."
         )
         advice = "create the optimizer once, before the loop, and neither clear nor replace optimizer.state in it."
         return (
             Finding(
-                IssueType.OPTIMIZER_STATE, Severity.MEDIUM, ("",), apart, self.apart, message, advice, since=1,
+                IssueType.OPTIMIZER_STATE, Severity.MEDIUM, ("",), 0.0, 1.0, message, advice, since=1,
                 cause="new each step", origin="new each step",
             ),
         )  # fmt: skip

@@ -10,6 +10,9 @@ from gradflow_export import Exporter, IssueType, MemoryWriter
 MAKERS = {
     "Adam": lambda parameters: torch.optim.Adam(parameters, 1e-3),
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, 1e-3, weight_decay=0.1),
+    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, 1e-3),
+    "Adamax": lambda parameters: torch.optim.Adamax(parameters, 1e-3),
+    "NAdam": lambda parameters: torch.optim.NAdam(parameters, 1e-3),
     "momentum": lambda parameters: torch.optim.SGD(parameters, 0.02, momentum=0.9, weight_decay=1e-4),
 }
 

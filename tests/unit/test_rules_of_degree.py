@@ -78,22 +78,14 @@ def test_momentum_that_outlasts_what_divides_it(first, second, kind):
     assert [found for found, _ in judged(LongMomentum(), readings)] == ([kind] if kind else [])
 
 
-@pytest.mark.parametrize("left", [1.0, 0.2])
-@pytest.mark.parametrize(("momentum", "squares"), [((0.1, 0.2, 0.9), (1000.0,) * 3), ((1.0, 2.0, 9.0), None)])
-@pytest.mark.parametrize("grown", [1.0, 2.3, 0.53])
-def test_momentum_of_one_gradient(momentum, squares, left, grown):
-    """Adam's first is a tenth of the gradient, that of SGD is all of it; clipping comes before both."""
-    names = ("a", "b", "c")
-    readings = [
-        Reading.of("parameter.momentum_norm", names, tuple(grown * left * value for value in momentum)),
-        Reading.of("parameter.momentum_steps", names, (10.0,) * 3),
-        Reading.of("parameter.gradient_norm", names, (left, 2 * left, 4 * left)),  # the last has a penalty beside it
-        Reading.run("gradient.norm_before_clip", 5.0 / left),
-        Reading.run("gradient.clip_scale", left),
-    ]
-    if squares is not None:
-        readings.append(Reading.of("parameter.square_steps", names, squares))
-    assert bool(judged(NewEachStep(), readings)) == (grown == 1.0)
+@pytest.mark.parametrize(("first", "later", "found"), [(0.0, 0.0, True), (0.0, 1.0, False), (1.0, 0.0, False)])
+def test_a_state_that_is_never_kept(first, later, found):
+    """Of one of three parameters; a state that was kept once is not made at every step."""
+    judge = Judge([NewEachStep()], strict=True)
+    for step in range(1, 7):
+        kept = (1.0, later if step > 3 else first, float(step > 1))
+        judge.check(StepRecord(step, 0.0, (Reading.of("parameter.state_kept", ("a", "b", "c"), kept),)))
+        assert bool(judge.issues) == (found and step >= 5)
 
 
 @pytest.mark.parametrize("turned", [1, -1])
