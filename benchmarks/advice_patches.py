@@ -427,7 +427,7 @@ PATCHES: tuple[tuple[str, str, Patch], ...] = (
     ("OVERFITTING", rf"keep the weights of about step {_N}", _early),
     ("CAPACITY", r"add an activation|F\.relu", _treated("ReLU between linear layers")),
     ("CAPACITY", r"create each layer separately", _apart),
-    ("CAPACITY", r"normalize over more than one value", _no_norm),
+    ("CAPACITY", r"normalize over more values", _no_norm),
     ("BOTTLENECK", rf"rescale its weights(?: by about {_N})?", _scaled),
     ("BOTTLENECK", rf"widen \S+ to at least {_N}", _wider),
     ("BOTTLENECK", r"skip connection", _around_it),

@@ -61,7 +61,7 @@ MEANINGS: Mapping[str, str] = MappingProxyType({
     "BAD_INIT": ("identical units, layers that stay at zero, or initial weights of a far too large or small scale"),
     "CAPACITY": (
         "layers that add no capacity: stacked linear layers without an activation, one layer listed several times, "
-        "or a normalization over a single value"
+        "or a normalization over one value or two"
     ),
     "STALE_GRAD": "gradients of earlier steps are still in `.grad` when new ones are accumulated",
     "EVAL_RANDOM": "evaluation drops units or draws noise, training does not, or outputs of both differ in size",

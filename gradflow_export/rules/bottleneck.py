@@ -14,7 +14,7 @@ from gradflow_export.records.statistics import median
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.attention import stacks
 from gradflow_export.rules.base import Finding, Rule, number
-from gradflow_export.rules.evidence import Floats, only, past, reading_of
+from gradflow_export.rules.evidence import NORMED_AWAY, Floats, only, past, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import margin
 from gradflow_export.rules.signals import Chain, chains, inside, outlying, owner, solved, stuck
@@ -99,7 +99,7 @@ class Bottleneck(Rule):
                 + (f" by about {number(usual / gain)}" if gain > 0 else "")
                 + ", add a skip connection around it (x + block(x)) or a LayerNorm after it.",
                 cause="gain",
-                follows_from=(IssueType.EXPLODING,),
+                follows_from=(IssueType.EXPLODING, NORMED_AWAY),
             )
 
 

@@ -23,6 +23,8 @@ _NO_REASON = (IssueType.NOT_LEARNING, IssueType.MEMORY_USAGE, IssueType.MEMORY_L
 OTHERS = (DROPOUT, *(kind for kind in IssueType if kind not in _NO_REASON))
 """What explains that nothing is learned."""
 _CHOICE = ("loss.choice", "loss.samples", "loss.over_constant")
+NORMED_AWAY = "single norm"
+"""Cause of a gradient that does not pass a normalization over one value or two."""
 INVERTED_MASK = "inverted mask"
 """Cause of attention that reads the padding: inputs then get no gradient, and answers do not depend on them."""
 

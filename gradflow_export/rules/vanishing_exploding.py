@@ -14,7 +14,7 @@ from gradflow_export.records.evidence import Wiring
 from gradflow_export.records.statistics import median, theil_sen
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Finding, Rule, number, some
-from gradflow_export.rules.evidence import none_better, reading_of
+from gradflow_export.rules.evidence import NORMED_AWAY, none_better, reading_of
 from gradflow_export.rules.history import History
 from gradflow_export.rules.sampled import SURE
 from gradflow_export.rules.signals import Chain, chains, connected, converged, outlying, owner, solved
@@ -112,7 +112,12 @@ class Vanishing(Rule):
             "norm is applied after the addition (Post-LN), move it before the block, x + block(norm(x)), or warm up "
             "the learning rate."
         )
-        return (Finding(IssueType.VANISHING, grade(depth), layers, math.exp(depth), limit, message, advice),)
+        return (
+            Finding(
+                IssueType.VANISHING, grade(depth), layers, math.exp(depth), limit, message, advice,
+                follows_from=(NORMED_AWAY,),
+            ),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Sees normalisations over a single value: ``nn.LayerNorm(1)``, and ``nn.GroupNorm(c, c)`` without positions."""
+"""Sees normalisations over one value or two: ``nn.LayerNorm(1)``, and ``nn.BatchNorm1d`` of batches of two."""
 
 from __future__ import annotations
 
@@ -13,17 +13,21 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from gradflow_export.hooks import torch_private
 from gradflow_export.hooks.discover import site_name
 from gradflow_export.hooks.module_hooks import ModuleHook, hook_calls
 from gradflow_export.instruments.base import Need, Reader, Setting
 from gradflow_export.records.step_record import IssueType, Severity, StepRecord
 from gradflow_export.rules.base import Check, Finding, some
-from gradflow_export.rules.evidence import values_of
+from gradflow_export.rules.evidence import NORMED_AWAY, values_of
 from gradflow_export.rules.history import History
+
+FEW = 2
+"""Values of which a normalization leaves nothing but their order."""
 
 
 class SingleNormInstrument(Reader):
-    """Counts the values that each mean is taken over, where a layer leaves that to be one."""
+    """Counts the values that each mean is taken over, where a layer leaves them to be one or two."""
 
     looks: ClassVar[float] = 4
     needs: ClassVar[frozenset[Need]] = frozenset({"calls"})
@@ -44,30 +48,39 @@ class SingleNormInstrument(Reader):
 
     def _called(self, name: str, module: nn.Module, given: Any, _output: Any) -> None:
         first = given[0] if given else None
-        if isinstance(first, Tensor) and torch.is_grad_enabled():
-            positions = math.prod(first.shape[2:]) if isinstance(module, nn.GroupNorm) else 1
+        if isinstance(first, Tensor) and torch.is_grad_enabled() and (means := _means(module, first)):
             most = self._facts["layer.normalised_values"]
-            most[name] = max(most.get(name, 0), positions)
+            most[name] = max(most.get(name, 0), first.numel() // means)
+
+
+def _means(module: nn.Module, given: Tensor) -> int:
+    """Return how many means a layer takes of what it is given, 0 where it uses others."""
+    if isinstance(module, nn.LayerNorm):
+        return given.numel() // math.prod(module.normalized_shape)
+    if isinstance(module, nn.GroupNorm):
+        return given.shape[0] * module.num_groups
+    return given.shape[1] if given.dim() > 1 and (module.training or module.running_mean is None) else 0
 
 
 def _candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield layers that normalise over one feature, or one channel at all of its positions."""
+    """Yield layers that normalise over one or two features, or channels, or over the batch of one process."""
     for name, module in model.named_modules():
-        one = isinstance(module, nn.LayerNorm) and math.prod(module.normalized_shape) == 1
-        if one or (isinstance(module, nn.GroupNorm) and module.num_channels == module.num_groups):
+        few = isinstance(module, nn.LayerNorm) and math.prod(module.normalized_shape) <= FEW
+        few |= isinstance(module, nn.GroupNorm) and module.num_channels <= FEW * module.num_groups
+        if few or (isinstance(module, torch_private.BatchNorm) and not isinstance(module, nn.SyncBatchNorm)):
             yield site_name(name), module
 
 
 @dataclass(frozen=True, kw_only=True)
 class SingleNorm(Check):
-    """Report a normalization over a single value: subtracting its own mean gives 0, so the output is always the bias.
+    """Report a normalization over one value, whose output is its bias, or over two, which leaves only their order.
 
-    The number of values in each mean is counted, for layers whose settings allow a single one.
+    The number of values in each mean is counted, for layers whose settings allow so few, and for batch norm.
 
     Why it is bad:
-        The output of such a layer is always its bias, or 0 without a bias. Nothing computed before it reaches the loss
-        through it, and no gradient passes back. The loss still falls, to the level that can be reached without that
-        path.
+        A single value minus its own mean is 0. Nothing computed before such a layer reaches the loss through it, and no
+        gradient passes back. Of two values, one becomes 1 and the other -1, however far apart they are, and next to no
+        gradient passes. The loss still falls, to the level that can be reached without that path.
 
     Example:
         self.norm = nn.LayerNorm(1)  # of a series with one feature, of shape [batch, time, 1]
@@ -78,8 +91,9 @@ class SingleNorm(Check):
         x = (x - self.mean) / self.std
 
     Not reported:
-        A layer that normalizes over more than one value in any of its calls, such as ``nn.GroupNorm(c, c)`` for images;
-        ``nn.RMSNorm``, which keeps the sign; calls of ``functional.layer_norm``; compiled models.
+        A layer that normalizes over more values in any of its calls, such as ``nn.GroupNorm(c, c)`` for images, or
+        batch norm whose last batch alone is small; ``nn.RMSNorm``, which keeps the sign; ``nn.SyncBatchNorm``; calls of
+        ``functional.layer_norm``; compiled models.
     """
 
     patience: int = 2
@@ -90,20 +104,26 @@ class SingleNorm(Check):
 
     def check(self, record: StepRecord, history: History) -> tuple[Finding, ...]:
         """Judge the calls of this record."""
-        layers = tuple(name for name, most in values_of(record, "layer.normalised_values").items() if most == 1)
-        if not layers:
+        counts = values_of(record, "layer.normalised_values")
+        fewest = min(counts.values(), default=math.inf)
+        if fewest > FEW:
             return ()
+        layers = tuple(name for name, most in counts.items() if most == fewest)
+        what, left = (
+            ("a single value", "is always its bias") if fewest == 1 else ("two values", "only tells their order")
+        )
         return (
             Finding(
                 IssueType.CAPACITY,
                 Severity.HIGH,
                 layers,
-                1.0,
-                2.0,
-                f"{some(layers)} normalizes over a single value: its output is always its bias, and no gradient "
-                "passes.",
-                "normalize over more than one value: nn.LayerNorm(x.shape[-1]) for several features, "
-                "nn.GroupNorm(1, c) for c channels; standardize a single feature with constants, (x - mean) / std.",
-                cause="single norm",
+                fewest,
+                FEW,
+                f"{some(layers)} normalizes over {what}: its output {left}, and no gradient passes.",
+                "normalize over more values: nn.LayerNorm(x.shape[-1]) for several features, nn.GroupNorm(1, c) for c "
+                "channels, larger batches for batch norm; standardize a single feature with constants, (x - mean) / "
+                "std.",
+                cause=NORMED_AWAY,
+                origin=NORMED_AWAY,
             ),
         )
