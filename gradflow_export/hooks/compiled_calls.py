@@ -132,12 +132,17 @@ def _trace(output: Any, number: int, sink: Tensor, *, exact: bool, backward: boo
     if tensor is None or (exact and not _keeps_bits(tensor)):
         return
     torch.ops.gradflow.seen.default(tensor.detach(), sink, number, False)
-    if backward:
+    if backward and not _backward_is_compiled():
 
         def arrived(gradient: Tensor) -> None:
             torch.ops.gradflow.seen.default(gradient, sink, number, True)
 
         tensor.register_hook(arrived)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+@torch_private.constant_when_traced
+def _backward_is_compiled() -> bool:
+    return torch_private.compiles_backward()
 
 
 def _first_tensor(output: Any) -> Tensor | None:

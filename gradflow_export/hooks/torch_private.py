@@ -105,14 +105,12 @@ is_batched: Callable[[Tensor], bool] = _find("torch._C._functorch.is_legacy_batc
 # Number of the backward pass that is running, -1 outside; without it several passes of a step are counted as one.
 backward_number: Callable[[], int] = _find("torch._C._current_graph_task_id", _no_task)
 
-# Norms and copies of many tensors by one call.
 norms: Callable[..., Sequence[Tensor]] = _find("torch._foreach_norm", _norms)
 copy_all: Callable[[Sequence[Tensor], Sequence[Tensor]], Any] = _find("torch._foreach_copy_", _copies)
 
 # What clip_grad_value_ calls before it writes; without it such a call before another is a change by hand.
 grouping: Any = _find("torch.utils._foreach_utils._group_tensors_by_device_and_dtype", _nothing)
 
-# For isinstance().
 FakeTensor: Any = _find("torch._subclasses.fake_tensor.FakeTensor", _Nothing)
 BatchNorm: Any = _find("torch.nn.modules.batchnorm._BatchNorm", _BATCH_NORMS)
 Norm: Any = _find("torch.nn.modules.batchnorm._NormBase", _NORMS)
@@ -211,11 +209,14 @@ def compiles_calls(module: nn.Module) -> bool:
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
+def compiles_backward() -> bool:
+    """Whether ``torch.compile`` takes backward passes too, where no hook may stand; False where unknown."""
+    return bool(getattr(sys.modules.get("torch._dynamo.config"), "compiled_autograd", False))
+
+
 def named_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return a module's children by name, those that are there twice as often."""
-    held = getattr(module, "_modules", None)
-    every = module.named_children() if held is None else held.items()
-    return [(name, child) for name, child in every if child is not None]
+    return [(name, child) for name, child in held(module)[0].items() if child is not None]
 
 
 def children(module: nn.Module) -> list[nn.Module]:
@@ -231,9 +232,7 @@ def buffers(module: nn.Module) -> list[tuple[str, Tensor | None]]:
 
 def parameters(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Return a module's own parameters by name, those that are there."""
-    held = getattr(module, "_parameters", None)
-    every = module.named_parameters(recurse=False) if held is None else held.items()
-    return [(name, parameter) for name, parameter in every if parameter is not None]
+    return [(name, parameter) for name, parameter in held(module)[1].items() if parameter is not None]
 
 
 def own_tensor(module: nn.Module, name: str) -> Tensor | None:
