@@ -98,11 +98,11 @@ def _of_words(
     backwards: set[int],
 ) -> Iterator[ClueSample]:
     count, length = words.shape if batch_first else words.shape[::-1]
-    if length < SHORTEST or y.numel() not in {count * length, count * (length - 1)}:
+    if length < SHORTEST or y.numel() % count or not length // 2 <= y.numel() // count <= length:
         return
     targets = y.reshape(count, -1) if batch_first else y.reshape(-1, count).t()
-    rows = max(WORDS // length, 1)
-    words, targets = (words if batch_first else words.t())[:rows], targets[:rows, : length - 1]
+    rows = min(max(WORDS // length, 1), count)
+    words, targets = (words if batch_first else words.t())[:rows], targets[:rows]
     reached = graph.above([n for n in graph.nodes if kind_of(n) == Op.EMBEDDING and _same(n, words, rows, batch_first)])
     reached.add(source)
     seers = list(_seers(graph, reached, length, names, backwards))[:LAYERS]
@@ -110,10 +110,10 @@ def _of_words(
     if not seers or any(each.device != y.device for each in beside):
         return
     filled = [s if isinstance(s, Tensor) else torch.full((1,), s, device=y.device) for _, s in seers]
-    values = [words[:, :-1].reshape(-1), words[:, 1:].reshape(-1), targets.reshape(-1), *filled]
+    values = [words.reshape(-1), targets.reshape(-1), *filled]
     packed = torch.cat([value.to(torch.float64) for value in values])
     sites = tuple((site, len(seen)) for (site, _), seen in zip(seers, filled, strict=True))
-    read = partial(_told, targets.numel(), term.ignored, sites)
+    read = partial(_told, (rows, length), term.ignored, sites)
     yield ClueSample("target.ahead", sites[0][0], packed.contiguous(), read)
 
 
@@ -256,26 +256,37 @@ def across_queries(graph: Graph, names: Mapping[int, str]) -> dict[str, float]:
 
 
 def _told(
-    count: int, ignored: int | None, sites: tuple[tuple[str, int], ...], values: npt.NDArray[Any]
+    shape: tuple[int, int], ignored: int | None, sites: tuple[tuple[str, int], ...], values: npt.NDArray[Any]
 ) -> dict[str, dict[str, float]]:
     """Return the share of places that see the next word, where that is what they are to predict.
 
     Args:
-        count: Words that are compared.
+        shape: Sequences, and words of each.
         ignored: Number of a target that does not count.
         sites: Layers, and how many places were looked at in each.
-        values: These words, the words after them, the targets, and by layer what each place sees.
+        values: These words, the targets, which may begin at a later place, and by layer what each place sees.
     """
-    here, after, y = (values[start * count : (start + 1) * count] for start in range(3))
+    (rows, length), start = shape, len(values) - sum(places for _, places in sites)
+    words, y = (part.reshape(rows, -1) for part in np.split(values[:start], [rows * length]))
     counts = (y >= 0) & (y != (-100 if ignored is None else ignored))
-    few = counts.sum() < 2 * SHORTEST or 2 * counts.sum() < len(y)
-    if few or (after == y)[counts].mean() < 0.98 or (here != y)[counts].mean() < 0.2:
+    few = counts.sum() < 2 * SHORTEST or 2 * counts.sum() < y.size
+    if few or not any(_next_words(words, y, counts, first) for first in {0, length - y.shape[1]}):
         return {}
-    told, start = dict[str, float](), 3 * count
+    told = dict[str, float]()
     for site, places in sites:
         told[site] = max(told.get(site, 0.0), float(np.asarray(values[start : start + places]).mean()))
         start += places
     return {"target.ahead": told}
+
+
+def _next_words(words: npt.NDArray[Any], y: npt.NDArray[Any], counts: npt.NDArray[Any], first: int) -> bool:
+    """Whether targets are the words after those from a place on, and not these words themselves."""
+    count = min(y.shape[1], words.shape[1] - first - 1)
+    here, after = words[:, first : first + count], words[:, first + 1 : first + 1 + count]
+    y, counts = y[:, :count], counts[:, :count]
+    most = np.count_nonzero(counts)
+    alike, kept = (np.count_nonzero((part == y) & counts) for part in (after, here))
+    return bool(most > 0 and alike >= 0.98 * most and kept <= 0.8 * most)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,6 +94,20 @@ def test_attention_that_sees_the_next_word_is_told_at_its_layer(how, inside):
     assert told(right, next_word(right, inside=inside), IssueType.BAD_TARGETS) == []
 
 
+@pytest.mark.parametrize(("left_out", "past_first"), [(0, False), (1, False), (2, False), (0, True), (2, True)])
+def test_the_first_places_may_be_left_out_of_the_loss(left_out, past_first):
+    """As a prompt is, or what cannot be known yet; the words themselves, at later places, are no next words."""
+    model = Words(Attends("flag", causal=False))
+    model(texts())
+
+    def loss():
+        x = texts()
+        y = x[:, :-1] if past_first else x[:, 1:]
+        return F.cross_entropy(model(x[:, :-1])[:, left_out:].reshape(-1, WORDS), y[:, left_out:].reshape(-1))
+
+    assert bool(told(model, loss, IssueType.BAD_TARGETS)) == (not past_first)
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_a_recurrent_layer_that_reads_the_next_words_from_the_end_is_told(kind):
     """A bidirectional layer is BAD_TARGETS where next words are predicted; one that reads forward is none."""
