@@ -20,7 +20,7 @@ from gradflow_export.autograd_graph.loss_shape import shape_of
 from gradflow_export.autograd_graph.met_numbers import Met, met_numbers
 from gradflow_export.autograd_graph.nodes import is_alone
 from gradflow_export.checks.answer_reader import Aim, Found
-from gradflow_export.checks.batch_pool import Remembered
+from gradflow_export.checks.batch_pool import Remembered, mixed_channels
 from gradflow_export.checks.layers.redundant import Pair, pairs_of
 from gradflow_export.checks.leaked_columns import LastSteps
 from gradflow_export.checks.same_batch import Draws
@@ -32,6 +32,7 @@ from gradflow_export.checks.target_reader import (
     among_samples,
     by_hand,
     choices,
+    images,
     in_order,
     is_answer,
     others,
@@ -160,6 +161,8 @@ class InputInstrument(Reader):
             for site, (rows, normalised) in others(entered).items():
                 given = Found(inputs=rows.shape[1], input_site=site, normalised=normalised)
                 self._out.append(ClueSample("input.rms", site, rows, partial(self._inputs.beside, given)))
+            for site, (rows, channels) in images(entered).items():
+                self._out.append(ClueSample("mistake", site, rows, partial(mixed_channels, site, channels)))
 
     def _await(self, answer: Answer, met: list[Met], layers: Layers, pairs: tuple[Pair, ...]) -> None:
         """Have the gradient of an answer taken to what it met in its loss, where the loss itself is not known."""

@@ -15,7 +15,7 @@ from gradflow_export.checks.answer_reader import ROUNDING, Aims, Found, mistakes
 from gradflow_export.checks.layers.redundant import row_length
 from gradflow_export.checks.leaked_columns import copies
 from gradflow_export.checks.unlearned_part import BEHIND, parts_of
-from gradflow_export.metrics.batches import directions, heavy_class, input_statistics
+from gradflow_export.metrics.batches import directions, heavy_class, input_statistics, interleaved
 from gradflow_export.metrics.constants import (
     PICKED,
     Kind,
@@ -37,6 +37,7 @@ from gradflow_export.metrics.dependence import (
     unbent,
 )
 from gradflow_export.records.loss_mistakes import (
+    DIMENSIONS_MIXED,
     UNSIGNED,
     WEIGHTS_FAR,
     WEIGHTS_TURNED,
@@ -56,6 +57,8 @@ NEW = 0.125
 """Least share of the rows that are new since the last test."""
 LABELS = 32
 """Fewest labels of a margin loss that are judged."""
+MIXED = 6.0
+"""Z-score by which numbers as far apart as there are channels are more alike than neighbours, where these are mixed."""
 TINY = 1e-12
 """Weight of a class that does not count."""
 PER_CLASS = 12
@@ -327,3 +330,15 @@ def _counted(found: Found, weights: Floats, targets: Floats) -> Floats | None:
     if rest or (len(positives) > 1 and found.width != targets.shape[1]):  # not all columns were taken
         return None
     return np.asarray(np.maximum(1.0 + (np.tile(positives, steps) - 1.0) * targets, TINY))
+
+
+def mixed_channels(site: str, channels: int, values: npt.NDArray[Any]) -> dict[str, dict[str, float]]:
+    """Return that images whose channels lie side by side in memory entered a layer as if they lay one by one.
+
+    Args:
+        site: The layer.
+        channels: How many it takes.
+        values: What :func:`gradflow_export.checks.target_reader.images` returned.
+    """
+    mixed = interleaved(np.asarray(values, dtype=np.float64), channels) >= MIXED
+    return {f"mistake.{DIMENSIONS_MIXED}": {site: float(channels)}} if mixed else {}

@@ -24,6 +24,8 @@ FEATURES = 256
 """Numbers of each sample, at most."""
 MOST_PRODUCTS = 2**26
 """Products of a last layer that is computed once more, at most."""
+CHANNELS, IMAGES, PIXELS = 4, 64, 2048
+"""Channels of what is taken for an image, at most, and how many images, and numbers of each, are looked at."""
 WORDS = 1024
 """Words that are compared with targets, at most."""
 CLASSES = 64
@@ -273,6 +275,18 @@ def others(layers: list[FirstLayer]) -> dict[str, tuple[Tensor, bool]]:
         name: (thinned(rows_of(each.entered)).to(torch.float32).contiguous(), each.normalised)
         for name, each in [*known.items()][:OTHERS]
         if first is not None and each.entered is not None and name != first.name
+    }
+
+
+def images(layers: list[FirstLayer]) -> dict[str, tuple[Tensor, int]]:
+    """Return the first numbers of some images of two to four channels, and how many channels these are, by layer."""
+    return {
+        each.name: (
+            local(each.entered)[:IMAGES].flatten(1)[:, :PIXELS].to(torch.float32).contiguous(),
+            each.entered.shape[1],
+        )
+        for each in layers[:OTHERS]
+        if each.entered is not None and each.entered.dim() > 2 and 1 < each.entered.shape[1] <= CHANNELS
     }
 
 

@@ -111,7 +111,7 @@ _TOLD: Mapping[str, _Told] = MappingProxyType(
         ),
         known.DIMENSIONS_MIXED: _Told(
             message="A view() or reshape() that changes the order of dimensions cuts one of {0} and mixes its entries.",
-            advice="swap dimensions first: h.transpose(0, 1).reshape(batch, -1), heads.transpose(1, 2).flatten(2).",
+            advice="swap dimensions: h.transpose(0, 1).flatten(1), images.permute(0, 3, 1, 2) if channels are last.",
         ),
         known.OVER_QUERIES: _Told(
             message="A softmax of attention runs over its {0} queries instead of the keys: the weights of a query "
@@ -283,14 +283,14 @@ class WrongLoss(Check):
     """Report mistakes in the loss that follow from its computation graph.
 
     Nearly all of them are structural and independent of the batch: a bounded activation before a loss that takes
-    logits, a broadcast shape, a wrong dimension. Three are judged by numbers. Targets out of reach: below ``reach`` of
+    logits, a broadcast shape, a wrong dimension. Four are judged by numbers. Targets out of reach: below ``reach`` of
     their variance, they may be noise at the end of the range. A ReLU before a cross-entropy is harmless as long as
     gradients pass; ``shut`` is the fraction of samples for which they do not.
 
-    Third, a loss with a minus sign may be the loss of an adversary. It is reported only if it has grown to ``grown``
-    times that of the best constant prediction in ``readings`` consecutive readings, or if it was as large in all
-    earlier steps without the minus. Log-probabilities given to a cross-entropy, which a second log_softmax does not
-    change, and binary cross-entropy on one-hot classes are not mistakes.
+    Images are looked at: in the order in which channels lie in memory, numbers as far apart as there are channels are
+    no more alike than neighbours. Last, a loss with a minus sign may be that of an adversary: it is reported if it has
+    grown to ``grown`` times that of the best constant prediction in ``readings`` consecutive readings, or was as large
+    in all earlier steps without the minus.
 
     Why it is bad:
         The loss still falls, but to a floor that the mistake sets: a softmax before a cross-entropy over 3 classes

@@ -117,3 +117,26 @@ def heavy_class(often: Floats, weights: Floats) -> tuple[Literal["turned", "far"
     follows = 0.67 < slope < 1.5 and float(np.square(weigh - slope * much).sum()) < 0.1 * float(weigh @ weigh)
     rare, usual = here.nonzero()[0][[much.argmin(), much.argmax()]]
     return ("turned", float(weights[rare] / weights[usual])) if follows else None
+
+
+def interleaved(x: Floats, channels: int) -> float:
+    """Return how surely numbers that lie as many places apart as there are channels are more alike than others.
+
+    In memory in which each channel lies by itself, neighbours are most alike. If every third number is, the channels of
+    a pixel lie side by side, and were taken for neighbours of one channel.
+
+    Args:
+        x: Successive numbers of images, a row each. Shape: ``[n, numbers]``.
+        channels: How many channels the images are said to have, two at least.
+
+    Returns:
+        Least z-score, over the images, by which the mean difference at this distance and at twice this is below those
+        at the distances beside it; 0 for too few images or numbers.
+    """
+    most = 2 * channels + 1
+    if len(x) < FEW or x.shape[1] <= 2 * most:
+        return 0.0
+    far = {lag: np.abs(x[:, lag:] - x[:, :-lag]).mean(axis=1) for lag in range(1, most + 1)}
+    beside = [(channels, lag) for lag in range(1, channels + 2) if lag != channels]
+    apart = [far[other] - far[lag] for lag, other in (*beside, (2 * channels, most - 2), (2 * channels, most))]
+    return min(float(a.mean() / max(a.std() / math.sqrt(len(x)), TINY)) for a in apart)

@@ -311,7 +311,7 @@ def _nothing_left(history: History, share: float, norm: float) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class UnevenSteps(Rule):
-    """Report trained layers that keep their initial weights while others change a thousand times as fast.
+    """Report trained layers that keep their initial weights while others change hundreds of times as fast.
 
     A far too low learning rate of a group leaves random features. Even if all updates were as large as the greatest
     since the first step and led one way, such a layer would have changed by less than ``rest`` of its norm. A vector
@@ -325,8 +325,8 @@ class UnevenSteps(Rule):
         part: Minimum fraction of such parameters; some have no gradient by invariance.
     """
 
-    rest: float = 3e-3
-    apart: float = 1e3
+    rest: float = 1e-2
+    apart: float = 300.0
     longer: float = 10.0
     settle: int = 60
     part: float = 0.4
