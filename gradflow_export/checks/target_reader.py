@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradflow_export.autograd_graph.layer_graph import FirstLayer, widest
 from gradflow_export.autograd_graph.loss_graph import Node, Term
-from gradflow_export.autograd_graph.loss_shape import adds_bias, factor_of, signed
+from gradflow_export.autograd_graph.loss_shape import adds_bias, dim_of, factor_of, shape_of, signed
 from gradflow_export.autograd_graph.nodes import Op, below, kind_of, sources, through, walk
 from gradflow_export.hooks.backward_listener import saved
 from gradflow_export.metrics.arrays.local import local
@@ -246,6 +246,8 @@ def _sources(node: Node, kind: str, count: int) -> list[Node]:
         nearest = next(made, None)
         data = None if nearest is None else below(nearest, _MATRICES[kind_of(nearest)])
         return [] if data is None else [through(data, _IN_ORDER | {Op.TRANSPOSE})]
+    if kind == Op.CAT:  # of features, beside each other at each place
+        return sources(node) if dim_of(node) == len(shape_of(node)) - 1 else []
     if kind == Op.TRANSPOSE:
         return [below(node)] if kind_of(below(node)) in _RECURRENT | {Op.STACK} else []
     return sources(node) if kind in _BY_PLACE else []

@@ -99,7 +99,7 @@ class Bottleneck(Rule):
                 + (f" by about {number(usual / gain)}" if gain > 0 else "")
                 + ", add a skip connection around it (x + block(x)) or a LayerNorm after it.",
                 cause="gain",
-                follows_from=(IssueType.EXPLODING, NORMED_AWAY),
+                follows_from=(IssueType.EXPLODING, IssueType.VANISHING, NORMED_AWAY),
             )
 
 

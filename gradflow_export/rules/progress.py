@@ -190,7 +190,7 @@ class Stagnation(Rule):
             since=since,
             cause=why,
             origin=why * (why == CUT),
-            follows_from=(IssueType.VANISHING,) if why in {LEFT_OUT, ROUNDING, ZERO_GRADIENT} else (),
+            follows_from=(IssueType.VANISHING,) if why in {CUT, LEFT_OUT, ROUNDING, ZERO_GRADIENT} else (),
             about=partial(self._finding, why, first, step, known),
         )
 

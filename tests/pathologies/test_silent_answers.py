@@ -99,6 +99,35 @@ def test_a_decoder_that_is_given_the_words_it_is_to_write(kind, moved, task):
     assert ((IssueType.BAD_TARGETS, "targets are the inputs") in found) == (not moved)
 
 
+class _Attending(_Translator):
+    """Puts what it remembers beside its state, at each place."""
+
+    def __init__(self):
+        super().__init__(nn.GRU)
+        self.head = nn.Linear(32, 20)
+
+    def forward(self, given, asked):
+        memory, state = self.reads(self.given(given))
+        said = self.writes(self.asked(asked), state)[0]
+        recalled = torch.softmax(said @ memory.transpose(1, 2), dim=-1) @ memory
+        return self.head(torch.cat([recalled, said], dim=-1))
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_what_is_put_beside_a_word_keeps_its_place(moved):
+    """As what attention recalls is put beside the state of a decoder."""
+    model = _Attending()
+
+    def step():
+        given = torch.randint(1, 20, (16, 6))
+        wanted = given.flip(1)
+        before = torch.cat([torch.zeros(16, 1, dtype=torch.int64), wanted[:, :-1]], dim=1)
+        return F.cross_entropy(model(given, before if moved else wanted).flatten(0, 1), wanted.flatten())
+
+    found = told(model, step, steps=12)
+    assert ((IssueType.BAD_TARGETS, "targets are the inputs") in found) == (not moved)
+
+
 @pytest.mark.parametrize("last", ["linear", "convolution"])
 @pytest.mark.parametrize("loss", [F.l1_loss, lambda a, b: ((a - b) ** 2).mean(), lambda a, b: (b - a).abs().mean()])
 def test_losses_written_out_know_their_targets(loss, last):

@@ -70,6 +70,7 @@ class BadInit(Check):
         sure: The same against equal probabilities for all classes, whatever the weights.
         left: What of that is left where it does not come down by itself.
         after: Number of steps within which it may come down by itself.
+        moves: Update-to-weight ratio below which nothing comes down, whatever it began with.
         gain: Minimum root mean square of the weights times the root of the number of inputs.
         tiny: Maximum such number for most layers if the signal vanishes; PyTorch's default is 0.58.
         depth: Maximum log gain over the whole chain at the first step if the signal vanishes.
@@ -91,6 +92,7 @@ class BadInit(Check):
     sure: float = 3.0
     left: float = 2.0
     after: int = 20
+    moves: float = 1e-5
     gain: float = 4.0
     tiny: float = 0.35
     depth: float = -7.0
@@ -110,6 +112,7 @@ class BadInit(Check):
         "loss",
         "gain.depth",
         "input.rms",
+        "update.ratio",
         "loss.over_constant",
         "connection.state",
         "parameter.initial_gain",
@@ -180,6 +183,7 @@ class BadInit(Check):
         over, gains = history.at_sites("loss.over_constant"), history.at_sites("parameter.initial_gain")
         known = dict(zip(gains.sites, gains.first.tolist(), strict=True))
         names = tuple(sorted((name for name in known if known[name] >= self.gain), key=lambda name: -known[name]))
+        moves = not history.run("update.ratio").last < self.moves
         for site, times in zip(over.sites, over.first.tolist(), strict=True):
             name = f"{site}.weight" if site else "weight"
             gain, classes = known.get(name, 0.0), seen(record, "loss.choice", site) or 0.0
@@ -200,7 +204,7 @@ class BadInit(Check):
                     "embedding tied to the output layer, std=0.02.",
                     LARGE,
                 )
-            elif sure >= self.sure and now > self.left and history.seen >= 2 * self.after:
+            elif sure >= self.sure and now > self.left and history.seen >= 2 * self.after and moves:
                 yield _finding(
                     Severity.MEDIUM,
                     names or (site,),
