@@ -37,8 +37,8 @@ ONE_ANSWER = "one answer"
 _OPEN = "left to learn"
 _FIT_FIRST = (
     "first overfit a single batch, for _ in range(200): step(x, y): if its loss does not reach 0, the graph, the "
-    "learning rate or the optimizer is at fault, otherwise the data; then try ten times and a tenth of the "
-    "learning rate."
+    "learning rate or the optimizer is at fault, otherwise the data: each target belongs to its input (order, added "
+    "noise, crop or flip); then try ten times and a tenth of the learning rate."
 )
 _LEFT = (
     "compare the layers: learning rate (a separate parameter group?), scale of the initial weights, dropout and "

@@ -281,14 +281,17 @@ def others(layers: list[FirstLayer]) -> dict[str, tuple[Tensor, bool]]:
 
 
 def images(layers: list[FirstLayer]) -> dict[str, tuple[Tensor, int]]:
-    """Return the first numbers of some images of two to four channels, and how many channels these are, by layer."""
+    """Return the first numbers of some images of three or four channels, and how many channels these are, by layer.
+
+    Of two, as the parts of a complex spectrum are, neighbours may differ in sign by nature.
+    """
     return {
         each.name: (
             local(each.entered)[:IMAGES].flatten(1)[:, :PIXELS].to(torch.float32).contiguous(),
             each.entered.shape[1],
         )
         for each in layers[:OTHERS]
-        if each.entered is not None and each.entered.dim() > 2 and 1 < each.entered.shape[1] <= CHANNELS
+        if each.entered is not None and each.entered.dim() > 2 and 2 < each.entered.shape[1] <= CHANNELS
     }
 
 

@@ -46,11 +46,12 @@ LAYOUTS = {
     "permuted and copied": lambda x: permuted(x).contiguous(),
     "noise": lambda x: torch.randn_like(permuted(x)),
     "one colour": lambda x: torch.ones_like(permuted(x)),
+    "alternating": lambda x: permuted(x) * (-1.0) ** torch.arange(x.shape[2]),
     "gray": lambda x: permuted(x)[:, :1].expand(-1, x.shape[3], -1, -1),
 }
 
 
-@pytest.mark.parametrize("channels", [2, 3, 4])
+@pytest.mark.parametrize("channels", [3, 4])
 def test_channels_that_lie_side_by_side_are_told_at_the_first_layer(channels):
     assert found(reshaped, channels) == [(IssueType.WRONG_LOSS, ("0",))]
 
